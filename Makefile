@@ -1,0 +1,72 @@
+# Everything runs in .venv, which `setup` makes and every other target asks for.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help setup test test-all check format smoke reproduce-en-ru table clean
+
+# nothing of a surrounding environment gets in
+unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+# a Python that runs (a pyenv shim may not), is supported, and can make an environment
+SUITS := import sys, ensurepip, venv; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))
+# fairseq has a wheel for this platform (the marker of pyproject.toml); elsewhere it is built
+HAS_WHEEL := import platform, sys; sys.exit((platform.system(), platform.machine()) != ("Linux", "x86_64"))
+
+help:  ## show this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | while IFS=$$'\t' read -r name text; do \
+		printf '  make %-16s %s\n' "$$name" "$$text"; done
+
+setup: .venv/stamp  ## make .venv with headlab and all it needs, once
+
+.venv/stamp: pyproject.toml
+	@if ! $(BIN)/python -c '$(SUITS)' 2>/dev/null; then \
+		found=; \
+		for name in python3.12 python3.11 python3 /usr/bin/python3.12 /usr/bin/python3.11; do \
+			if "$$name" -c '$(SUITS)' >/dev/null 2>&1; then found=$$name; break; fi; \
+		done; \
+		if [ -z "$$found" ]; then \
+			echo 'headlab: needs Python 3.11 or 3.12 with its venv module; install one so that python3.12 or python3.11 runs' >&2; \
+			exit 1; \
+		fi; \
+		echo "making .venv with $$("$$found" --version), a few minutes the first time"; \
+		rm -rf .venv; \
+		"$$found" -m venv .venv; \
+	fi
+	@if ! $(BIN)/python -c '$(HAS_WHEEL)'; then \
+		echo 'building fairseq from source: needs a C++ compiler'; \
+		$(PIP) install 'torch>=2.6,<2.14' numpy cython setuptools wheel; \
+		$(PIP) install --no-build-isolation fairseq-fixed==0.12.3.1; \
+	fi
+	@$(PIP) install --editable '.[dev]'
+	@touch $@
+
+test: setup  ## run the unit and integration tests
+	$(BIN)/python -m pytest -m "not system"
+
+test-all: setup  ## run all tests, the long ones too
+	$(BIN)/python -m pytest
+
+check: setup  ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: setup  ## format the code and fix what ruff can fix
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+smoke: setup  ## the whole pipeline at toy size, under two minutes: results/smoke/
+	$(BIN)/headlab prune experiment=smoke
+
+reproduce-en-ru: setup  ## the English-Russian table: results/en_ru/ (LAMBDA=1: a fixed penalty too; SMOKE=1: toy size)
+	$(BIN)/headlab prune experiment=$(if $(SMOKE),smoke,en_ru)
+	$(if $(and $(LAMBDA),$(if $(SMOKE),,1)),$(BIN)/headlab prune experiment=en_ru_lambda)
+
+table: setup  ## make the tables and figures of results/en_ru/ again from its rows
+	$(BIN)/headlab report en_ru
+
+clean:  ## remove .venv and caches; runs/ and results/ stay
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,197 @@
+"""What values the keys of :mod:`headlab.config` may have, checked as a whole so that all errors show at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from operator import attrgetter
+
+from headlab.attention.heads import Layout, check_scope
+from headlab.config import Config
+from headlab.errors import UserError
+
+#: One error: the key it is about and the line to show.
+Problem = tuple[str, str]
+
+CHOICES = {
+    "data.source": ("package", "files"),
+    "model.norm": ("pre", "post"),
+    "optim.schedule": ("inverse_sqrt", "constant", "cosine", "linear"),
+    "optim.average_rule": ("last", "best"),
+    "method.name": ("l0", "random"),
+    "method.l0.init": ("open", "paper"),
+    "method.l0.fold": ("one", "gate"),
+    "prune.schedule": ("inverse_sqrt", "constant"),
+    "machine.device": ("auto", "cpu", "cuda"),
+    "machine.precision": ("auto", "fp32", "bf16", "fp16"),
+}
+
+#: Words for a range, the test, and the keys whose values (where not null) have to pass it.
+RANGES: list[tuple[str, Callable[[float], bool], str]] = [
+    (
+        "at least 1",
+        lambda v: v >= 1,
+        "data.valid_size data.test_size data.pieces "
+        "model.encoder_layers model.decoder_layers model.heads model.dim model.ffn "
+        "optim.updates optim.batch_tokens optim.update_freq optim.validate_every optim.checkpoint_every "
+        "optim.log_every optim.average optim.average_every "
+        "prune.selection_updates "
+        "score.beam score.batch_sentences score.bootstrap score.speed_sentences score.speed_rounds "
+        "machine.threads machine.devices",
+    ),
+    (
+        "at least 0",
+        lambda v: v >= 0,
+        "optim.warmup optim.weight_decay optim.clip_norm prune.finetune_updates prune.warmup",
+    ),
+    (
+        "more than 0",
+        lambda v: v > 0,
+        "optim.lr optim.eps prune.lr method.l0.penalty method.l0.lr method.l0.temperature",
+    ),
+    (
+        "at least 0 and less than 1",
+        lambda v: 0 <= v < 1,
+        "model.dropout model.attention_dropout model.activation_dropout optim.beta1 optim.beta2 optim.label_smoothing",
+    ),
+    ("from 0 to 1", lambda v: 0 <= v <= 1, "optim.final_lr"),
+    ("less than 0", lambda v: v < 0, "method.l0.low"),
+    ("more than 1", lambda v: v > 1, "method.l0.high"),
+    ("more than 0 and less than 0.5", lambda v: 0 < v < 0.5, "method.l0.eps"),
+    ("a finite number", math.isfinite, "score.lenpen"),
+    ("from 0 to 4294967295", lambda v: 0 <= v < 2**32, "seed data.seed method.random.seed"),
+]
+
+CONTROLS = ("control", "scratch")
+
+
+def scope_of(cfg: Config) -> tuple[str, ...]:
+    """The kinds of attention that may lose heads: ``prune.scope``, or what the methods here prune by default."""
+    return check_scope(cfg.prune.scope) if cfg.prune.scope is not None else ("enc-self",)
+
+
+def heads_in_scope(cfg: Config) -> int:
+    """How many heads the unpruned model has within the scope."""
+    model = cfg.model
+    return Layout.full(model.encoder_layers, model.decoder_layers, model.heads).total(scope_of(cfg))
+
+
+def check(cfg: Config, verb: str, bad: set[str]) -> list[Problem]:
+    """All that is wrong with ``cfg`` for ``verb``, leaving out what depends on the keys in ``bad``."""
+    found = [problem for problem in _single(cfg) if problem[0] not in bad]
+    bad = bad | {key for key, _ in found}
+
+    def known(*keys: str) -> bool:
+        return not any(f"{b}.".startswith(f"{key}.") or f"{key}.".startswith(f"{b}.") for b in bad for key in keys)
+
+    model = ("experiment", "base", "model")
+    if known(*model) and cfg.model.dim % cfg.model.heads:
+        found.append(("model.dim", f"model.dim={cfg.model.dim}: has to be a multiple of model.heads={cfg.model.heads}"))
+    for group in ("optim", "prune"):
+        settings = getattr(cfg, group)
+        if known(group) and settings.schedule == "inverse_sqrt" and settings.warmup < 1:
+            found.append((f"{group}.warmup", f"{group}.warmup=0: schedule inverse_sqrt needs at least 1"))
+    if known("machine") and cfg.machine.precision == "fp16" and cfg.machine.device == "cpu":
+        found.append(("machine.precision", "machine.precision=fp16: needs a GPU; on device=cpu take fp32 or bf16"))
+    if verb == "train" and cfg.base is not None:
+        found.append(("base", f"base={cfg.base}: train makes a base model; to prune this one: headlab prune --base"))
+    if known("experiment", "method.name", "method.l0.penalty", "prune.target", "prune.targets"):
+        found += _goal(cfg, verb)
+    if known(*model, "prune.scope"):
+        found += [p for p in _counts(cfg) if known(p[0])]
+        if verb in ("prune", "validate") and cfg.model.share_all_embeddings and scope_of(cfg) == ("enc-self",):
+            text = "with scope enc-self the decoder is frozen, its embedding too; set it to false or widen prune.scope"
+            found.append(("model.share_all_embeddings", f"model.share_all_embeddings=true: {text}"))
+    if known("experiment", "base", "data") and cfg.base is None and cfg.data.source == "files":
+        found += _files(cfg)
+    return found
+
+
+def _single(cfg: Config) -> Iterator[Problem]:
+    """What can be seen by looking at one key alone."""
+    for key, allowed in CHOICES.items():
+        value = attrgetter(key)(cfg)
+        if value not in allowed:
+            yield key, f"{key}={value}: choose from {', '.join(allowed)}"
+    for words, fits, keys in RANGES:
+        for key in keys.split():
+            value = attrgetter(key)(cfg)
+            if value is not None and not (math.isfinite(value) and fits(value)):
+                yield key, f"{key}={value}: has to be {words}"
+    for key in ("data.name", "model.name", "optim.name", "results"):
+        value = attrgetter(key)(cfg)
+        if not value or "/" in value or value.startswith("."):
+            yield key, f"{key}={value}: has to be a name of a folder, without / and not starting with a dot"
+    for key in ("data.source_lang", "data.target_lang"):
+        value = attrgetter(key)(cfg)
+        if not value or "/" in value or "." in value:
+            yield key, f"{key}={value}: has to be the code of a language, e.g. en"
+    if cfg.data.source_lang == cfg.data.target_lang:
+        yield "data.target_lang", f"data.target_lang={cfg.data.target_lang}: has to differ from data.source_lang"
+    if cfg.prune.scope is not None:
+        try:
+            check_scope(cfg.prune.scope)
+        except ValueError as error:
+            yield "prune.scope", f"prune.scope: {error}"
+    for name in cfg.prune.controls:
+        if name not in CONTROLS:
+            yield "prune.controls", f"prune.controls: unknown '{name}': choose from {', '.join(CONTROLS)}"
+    for name in cfg.prune.rivals:
+        if name not in CHOICES["method.name"]:
+            yield (
+                "prune.rivals",
+                f"prune.rivals: unknown method '{name}': choose from {', '.join(CHOICES['method.name'])}",
+            )
+
+
+def _goal(cfg: Config, verb: str) -> Iterator[Problem]:
+    """Whether it is clear what to prune to, and in one way only."""
+    given = [f"prune.{name}" for name in ("target", "targets") if getattr(cfg.prune, name) is not None]
+    penalty = cfg.method.l0.penalty is not None
+    if penalty and cfg.method.name != "l0":
+        yield "method.l0.penalty", f"method.l0.penalty: method {cfg.method.name} has no penalty; take method=l0"
+    elif penalty and given:
+        yield (
+            "method.l0.penalty",
+            f"method.l0.penalty and {given[0]} are both given: a fixed penalty decides the number of heads itself; "
+            f"leave one out, e.g. {given[0]}=null",
+        )
+    if len(given) == 2:
+        yield "prune.target", "prune.target and prune.targets are both given: leave one out, e.g. prune.target=null"
+    if verb == "prune" and not given and not penalty:
+        yield "prune.target", "nothing says how many heads to keep: give --target 10, --targets 32,16 or --penalty 0.01"
+    if cfg.prune.targets is not None and not cfg.prune.targets:
+        yield "prune.targets", "prune.targets=[]: is empty; give at least one number of heads, e.g. --targets 32,16"
+    if penalty and cfg.prune.rivals:
+        rivals = "prune.rivals: rivals have targets, which a fixed penalty does not go with; set prune.rivals={}"
+        yield "prune.rivals", rivals
+
+
+def _counts(cfg: Config) -> Iterator[Problem]:
+    """Whether every target is a possible number of heads."""
+    total, kinds = heads_in_scope(cfg), ", ".join(scope_of(cfg))
+    lists: dict[str, list[int]] = {"prune.targets": list(cfg.prune.targets or [])}
+    if cfg.prune.target is not None:
+        lists["prune.target"] = [cfg.prune.target]
+    lists |= {f"prune.rivals.{name}": list(targets) for name, targets in cfg.prune.rivals.items()}
+    for key, targets in lists.items():
+        for target in targets:
+            if not 0 <= target <= total:
+                yield key, f"{key}={target}: has to be from 0 to {total}, the number of heads within {kinds}"
+        if len(set(targets)) < len(targets):
+            yield key, f"{key}: {', '.join(map(str, targets))} has the same number twice"
+    if cfg.method.name in cfg.prune.rivals:
+        yield (
+            "prune.rivals",
+            f"prune.rivals: {cfg.method.name} is the method itself; put its targets into prune.targets",
+        )
+
+
+def _files(cfg: Config) -> Iterator[Problem]:
+    """Whether the user's own text is there."""
+    from headlab.corpora.files import locate  # loads SentencePiece
+
+    try:
+        locate(cfg.data)
+    except UserError as error:
+        yield from (("data.files", line) for line in error.problems)

@@ -1,0 +1,50 @@
+"""What to run on: decided from the machine once, written down, and reused."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headlab.config import MachineConfig
+from headlab.errors import UserError
+from headlab.runs import read_json, write_json
+
+if TYPE_CHECKING:
+    from headlab.fairseq_plugin.training import Machine
+
+
+def decide(cfg: MachineConfig, runs_dir: Path) -> Machine:
+    """Fill in what ``cfg`` leaves open.
+
+    The first decision for a folder of runs is kept in ``machine.json`` there, because precision and the number of
+    threads can change a result and so belong to the identity of every run in it.
+    """
+    import torch
+
+    from headlab.fairseq_plugin.training import Machine
+
+    path = runs_dir / "machine.json"
+    kept = read_json(path) if path.exists() else {}
+    if not kept:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        kept = {"device": device, "precision": _precision(device), "threads": len(os.sched_getaffinity(0))}
+        write_json(path, kept)
+    device = kept["device"] if cfg.device == "auto" else cfg.device
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"machine.device=cuda: no CUDA device is available here; set machine.device=cpu (see {path})")
+    precision = cfg.precision
+    if precision == "auto":
+        precision = kept["precision"] if device == kept["device"] else _precision(device)
+    return Machine(device, precision, cfg.threads or int(kept["threads"]))
+
+
+def _precision(device: str) -> str:
+    """bf16 where the hardware multiplies it: GPUs from Ampere on, CPUs with AVX512-BF16 or AMX; else fp32."""
+    import torch
+
+    if device == "cuda":
+        return "bf16" if torch.cuda.is_bf16_supported() else "fp16"
+    flags = Path("/proc/cpuinfo")
+    text = flags.read_text(encoding="utf-8") if flags.exists() else ""
+    return "bf16" if "avx512_bf16" in text or "amx_bf16" in text else "fp32"

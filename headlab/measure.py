@@ -1,0 +1,175 @@
+"""From a model folder to its row: translations, scores, size, speed, and the difference from its control."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from headlab.attention.heads import KINDS
+from headlab.checks import scope_of
+from headlab.config import Config
+from headlab.fairseq_plugin.generation import Translator
+from headlab.fairseq_plugin.modelfiles import load_model, read_layout
+from headlab.fairseq_plugin.training import Machine
+from headlab.paper import PAPER_BLEU
+from headlab.progress import Progress
+from headlab.report.rows import Row
+from headlab.runs import RunDir, atomic_write, digest, read_json, sha256_of, write_json
+from headlab.scoring.size import ModelShape, flops, parameters
+from headlab.scoring.speed import measure_speed
+from headlab.scoring.text import compare, score_text
+
+Translate = Callable[[list[str]], list[str]]
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Updates after the base."""
+
+    selection: int = 0
+    finetune: int = 0
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Measures models of one corpus under one decoding setting; ``base`` is what speed is compared with."""
+
+    cfg: Config
+    machine: Machine
+    data: RunDir
+    base: RunDir | None
+
+    def row(self, folder: Path, method: str, variant: str, target: int | None, spent: Spent,
+            control: Path | None = None, reference: str = "") -> Row:  # fmt: skip
+        """Measure the model in ``folder``; what was measured before is read from ``scores.json`` there."""
+        cfg, scope = self.cfg, scope_of(self.cfg)
+        layout = read_layout(folder)
+        scores = self.scores(folder)
+        full = layout.count() == layout.total()
+        speed = self._speed(folder) if self.base is not None and not full else {}
+        row = Row(
+            experiment=cfg.results, method=method, variant=variant, scope=" ".join(scope), target=target,
+            seed=cfg.seed, heads_total=layout.total(scope), heads_kept=layout.count(scope),
+            **{f"kept_{kind.replace('-', '_')}": layout.count([kind]) for kind in KINDS}, layout=str(layout),
+            **scores, **speed, **self._size(layout), **self._trained(folder, spent), run=str(folder),
+            paper_bleu=self._paper(scope, method, variant, layout.count(scope)),
+        )  # fmt: skip
+        if control is not None:
+            self.scores(control)
+            references = self._text("test")[1]
+            difference = compare(
+                _lines(folder / "hypotheses.txt"), _lines(control / "hypotheses.txt"), references,
+                cfg.score.bootstrap, cfg.seed,
+            )  # fmt: skip
+            row.reference = reference
+            row.delta_bleu, row.p_value = difference.delta, difference.p_value
+            row.delta_low, row.delta_high = difference.low, difference.high
+        return row
+
+    def scores(self, folder: Path) -> dict[str, Any]:
+        """BLEU and chrF on test and BLEU on valid; translations stay in ``hypotheses.txt``."""
+        key = self._key(folder, beam=self.cfg.score.beam, lenpen=self.cfg.score.lenpen)
+        found = _cached(folder / "scores.json", key)
+        if found is None or not (folder / "hypotheses.txt").exists():
+            translate = self._translator(folder)
+            hypotheses = {}
+            for split in ("valid", "test"):
+                sources, _ = self._text(split)
+                with Progress(f"translating {split} with {folder}", len(sources)) as progress:
+                    hypotheses[split] = translate(sources, progress.at)
+            test = score_text(hypotheses["test"], self._text("test")[1])
+            valid = score_text(hypotheses["valid"], self._text("valid")[1])
+            found = {**asdict(test), "valid_bleu": valid.bleu}
+            atomic_write(folder / "hypotheses.txt", "".join(line + "\n" for line in hypotheses["test"]))
+            write_json(folder / "scores.json", {"key": key, "value": found})
+        return found
+
+    def _speed(self, folder: Path) -> dict[str, Any]:
+        """Sentences per second, and how many times that of the base, measured in turn with it."""
+        assert self.base is not None
+        score = self.cfg.score
+        key = self._key(folder, **asdict(score), base=sha256_of(self.base / "model.safetensors"))
+        found = _cached(folder / "speed.json", key)
+        if found is None:
+            sentences = self._text("test")[0]
+            step = max(len(sentences) // score.speed_sentences, 1)
+            chosen = sentences[::step][: score.speed_sentences]
+            translators = {"base": self._base_translator, "pruned": self._translator(folder)}
+            rounds = measure_speed(translators, chosen, score.speed_rounds)
+            ratios = [p / b for p, b in zip(rounds["pruned"], rounds["base"], strict=True)]
+            found = {"sentences_per_s": median(rounds["pruned"]), "speedup": median(ratios)}
+            write_json(folder / "speed.json", {"key": key, "value": found, "rounds": rounds})
+        return found
+
+    def _size(self, layout: Any) -> dict[str, Any]:
+        model = self.cfg.model
+        source, target = (
+            4 + len(_lines(self.data / "bin" / f"dict.{lang}.txt"))
+            for lang in (self.cfg.data.source_lang, self.cfg.data.target_lang)
+        )
+        shape = ModelShape(
+            model.encoder_layers, model.decoder_layers, model.heads, model.dim, model.ffn, source, target,
+            norm=model.norm, shared_embeddings=model.share_all_embeddings,
+        )  # fmt: skip
+        return {
+            "params": parameters(shape, layout, embeddings=True),
+            "params_no_embeddings": parameters(shape, layout, embeddings=False),
+            "flops": flops(shape, layout),
+        }
+
+    def _trained(self, folder: Path, spent: Spent) -> dict[str, Any]:
+        """Updates, seconds and the last valid loss, from the files of the run that trained the model."""
+        run = folder if (folder / "manifest.json").exists() else folder.parent
+        losses = (
+            [json.loads(line) for line in _lines(run / "metrics.jsonl")] if (run / "metrics.jsonl").exists() else []
+        )
+        measured = [line["valid_loss"] for line in losses if "valid_loss" in line]
+        return {
+            "updates_base": self.cfg.optim.updates,
+            "updates_selection": spent.selection,
+            "updates_finetune": spent.finetune,
+            "train_seconds": read_json(run / "manifest.json")["wall_seconds"],
+            "loss": measured[-1] if measured and folder == run else None,
+            "precision": self.machine.precision,
+            "threads": self.machine.threads,
+        }
+
+    def _paper(self, scope: tuple[str, ...], method: str, variant: str, kept: int) -> float | None:
+        if variant == "base":
+            return PAPER_BLEU.get((scope, "base"))
+        return PAPER_BLEU.get((scope, kept)) if method == "l0" else None
+
+    def _text(self, split: str) -> tuple[list[str], list[str]]:
+        langs = (self.cfg.data.source_lang, self.cfg.data.target_lang)
+        source, target = (_lines(self.data / f"{split}.{lang}") for lang in langs)
+        return source, target
+
+    def _translator(self, folder: Path) -> Translator:
+        data = self.cfg.data
+        model, task, pieces = load_model(folder, self.cfg.model, data.source_lang, data.target_lang, self.machine)
+        return Translator(model, task, pieces, self.cfg.score)
+
+    @cached_property
+    def _base_translator(self) -> Translator:
+        assert self.base is not None
+        return self._translator(self.base.path)
+
+    def _key(self, folder: Path, **settings: Any) -> str:
+        return digest({"model": sha256_of(folder / "model.safetensors"), "data": self.data.path.name, **settings})
+
+
+def _cached(path: Path, key: str) -> dict[str, Any] | None:
+    if not path.exists():
+        return None
+    found = read_json(path)
+    return dict(found["value"]) if found.get("key") == key else None
+
+
+def _lines(path: Path) -> list[str]:
+    """The lines of a text file; only a line feed ends a line."""
+    return path.read_text(encoding="utf-8").removesuffix("\n").split("\n")

@@ -1,0 +1,1 @@
+"""Ways to give every head a score: one file per method, pure torch."""

@@ -1,0 +1,96 @@
+"""What all methods share: they see a model only through its attention layers and end in one score per head."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from headlab.attention.heads import Head, Layout, check_scope
+from headlab.attention.layer import HeadAttention, attention_layers
+
+
+class Method(ABC):
+    """A way to score attention heads.
+
+    Call :meth:`attach`, then train with :meth:`advance` before and :meth:`loss` in every update (methods that
+    need no training skip this), then :meth:`score` for methods that look at data, and :meth:`keep`.
+    """
+
+    name: ClassVar[str]
+    default_scope: ClassVar[tuple[str, ...]] = ("enc-self",)
+    trains: ClassVar[bool] = False  # whether scores come from training with loss()
+
+    scope: tuple[str, ...]
+    layers: list[HeadAttention]
+
+    def attach(self, model: nn.Module, scope: Iterable[str]) -> None:
+        """Take hold of the attention layers of ``model`` that may be pruned."""
+        self.scope = check_scope(scope)
+        self.layers = attention_layers(model, self.scope)
+
+    def loss(self, ntokens: int) -> Tensor | None:
+        """The extra loss of this update, in nats per target token; None where there is none."""
+        return None
+
+    def advance(self, epoch: int, update: int, progress: float) -> None:  # noqa: B027 - most methods have no schedule
+        """Move schedules on; called before update ``update`` (from 0) of ``progress`` (0 to 1) of the training."""
+
+    def score(  # noqa: B027 - only methods that look at data
+        self, batches: Sequence[Any], loss_fn: Callable[[Any], Tensor]
+    ) -> None:
+        """Look at ``batches`` through ``loss_fn``; for methods that score heads on a dev set."""
+
+    @abstractmethod
+    def scores(self) -> dict[Head, float]:
+        """One number per existing head of the scope, in table order; larger means more worth keeping."""
+
+    def heads(self) -> list[Head]:
+        """The existing heads of the scope, in table order."""
+        return [Head(layer.kind, layer.layer, i) for layer in self.layers for i in layer.heads]
+
+    def keep(self, target: int, layout: Layout) -> Layout:
+        """``layout`` with exactly the ``target`` best heads of the scope; ties go to the earlier head.
+
+        Raises ValueError where the scope does not have that many heads.
+        """
+        scores = self.scores()
+        if not 0 <= target <= len(scores):
+            raise ValueError(f"cannot keep {target} of {len(scores)} heads within {', '.join(self.scope)}")
+        best = sorted(scores, key=lambda head: -scores[head])[:target]  # sorted() is stable: ties in table order
+        return layout.keep(best, self.scope)
+
+    def factors(self) -> dict[Head, float]:
+        """What kept heads are multiplied by when the others are removed; heads left out keep 1."""
+        return {}
+
+    def log(self) -> dict[str, float]:
+        """Numbers worth a line in ``metrics.jsonl``."""
+        return {}
+
+    def warnings(self) -> list[str]:
+        """What a person should know about how the scores came out, a line each."""
+        return []
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything beside parameters that a resumed run needs."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 - most methods have no state
+        """Take up what :meth:`state_dict` gave."""
+
+
+def detach_gates(model: nn.Module) -> None:
+    """Take all gates off, so that every head counts in full again."""
+    for layer in attention_layers(model):
+        layer.gate = None
+
+
+def ranked(heads: Sequence[Head], order: Tensor) -> dict[Head, float]:
+    """Scores that rank ``heads`` by the permutation ``order``: the head at ``order[0]`` is the best."""
+    values = torch.empty(len(heads))
+    values[order] = torch.arange(len(heads), 0, -1, dtype=torch.float32)
+    return {head: float(v) for head, v in zip(heads, values, strict=True)}

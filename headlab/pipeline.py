@@ -1,0 +1,134 @@
+"""The verbs: which stages a command needs, in order, and the rows that come of them."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from headlab import corpora
+from headlab.checks import heads_in_scope, scope_of
+from headlab.config import Config
+from headlab.fairseq_plugin.generation import Translator
+from headlab.fairseq_plugin.modelfiles import load_model, read_layout
+from headlab.fairseq_plugin.training import Machine
+from headlab.machine import decide
+from headlab.measure import Measure, Spent
+from headlab.progress import Progress, console, say
+from headlab.report import make_report
+from headlab.report.rows import Row, write_rows
+from headlab.runs import RunDir, manifest, read_json, write_json
+from headlab.stages import Stages
+
+
+def data(cfg: Config) -> RunDir:
+    """Build the corpus, or find it built, and show what is in it."""
+    run = Stages(cfg, _machine(cfg)).data()
+    corpora.show(read_json(run / "report.json"), _stdout())
+    return run
+
+
+def train(cfg: Config) -> RunDir:
+    """Train a base and score it."""
+    stages = Stages(cfg, _machine(cfg))
+    base = stages.base()
+    measure = Measure(cfg, stages.machine, stages.data(), base)
+    _record(cfg, [measure.row(base.path, "none", "base", None, Spent())])
+    return base
+
+
+def prune(cfg: Config) -> None:
+    """Base, control, the method's pruned models, its rivals, and the table of them all."""
+    started = time.time()
+    stages = Stages(cfg, _machine(cfg))
+    base = stages.base()
+    measure = Measure(cfg, stages.machine, stages.data(), base)
+    prune_cfg, method = cfg.prune, cfg.method.name
+    targets = targets_of(cfg)
+    fixed = method == "l0" and cfg.method.l0.penalty is not None
+    per_target, finetune = prune_cfg.selection_updates, prune_cfg.finetune_updates
+
+    branch = {target: per_target * (place + 1) for place, target in enumerate(targets)}
+    points = {None: per_target + finetune} if fixed else {t: u + finetune for t, u in branch.items()}
+    rows = [measure.row(base.path, "none", "base", None, Spent())]
+    control: dict[int, Path] = {}
+    if "control" in prune_cfg.controls:
+        control = stages.control(base, set(points.values()))
+        for updates, folder in sorted(control.items()):
+            rows.append(measure.row(folder, "none", f"control-u{updates}", None, Spent(finetune=updates)))
+    wanted = [(method, t) for t in points]
+    wanted += [(rival, t) for rival, counts in prune_cfg.rivals.items() for t in counts]
+    for name, target in wanted:
+        run = stages.pruned(base, name, targets, target)
+        updates = points[target]
+        spent = Spent(updates - finetune, finetune) if name == method and name != "random" else Spent(0, updates)
+        rows.append(
+            measure.row(run.path, name, cfg.variant, target, spent, control.get(updates), f"control-u{updates}")
+        )
+        if "scratch" in prune_cfg.controls and name == method:
+            layout = read_layout(run.path)
+            scratch = stages.scratch(layout, cfg.optim.updates + updates)
+            rows.append(
+                measure.row(
+                    scratch.path, "none", "scratch", layout.count(scope_of(cfg)), Spent(0, updates),
+                    control.get(updates), f"control-u{updates}",
+                )
+            )  # fmt: skip
+    _record(cfg, rows, started, stages.machine, {"base": base / "model.safetensors"})
+
+
+def targets_of(cfg: Config) -> list[int]:
+    """The head counts to prune to, falling; empty for Voita's protocol with a fixed penalty."""
+    if cfg.prune.targets is not None:
+        return sorted(set(cfg.prune.targets), reverse=True)
+    return [cfg.prune.target] if cfg.prune.target is not None else []
+
+
+def evaluate(run: Path, cfg: Config) -> None:
+    """Translate the test set with the model of a finished run and print its scores."""
+    stages = Stages(cfg, _machine(cfg))
+    measure = Measure(cfg, stages.machine, stages.data(), None)
+    row = measure.row(run, "", "", None, Spent())
+    layout = read_layout(run)
+    print(f"run      {run}")
+    print(f"heads    {layout.count()} of {layout.total()}: {layout}")
+    print(f"BLEU     {row.bleu:.2f}  {row.bleu_signature}")
+    print(f"chrF     {row.chrf:.2f}  {row.chrf_signature}")
+
+
+def translate(run: Path, lines: list[str], cfg: Config) -> list[str]:
+    """Translate ``lines`` with the model of a finished run."""
+    model, task, pieces = load_model(run, cfg.model, cfg.data.source_lang, cfg.data.target_lang, _machine(cfg))
+    with Progress("translating", len(lines)) as progress:
+        return Translator(model, task, pieces, cfg.score)(lines, progress.at)
+
+
+def _machine(cfg: Config) -> Machine:
+    return decide(cfg.machine, Path(cfg.runs_dir))
+
+
+def _stdout() -> object:
+    from rich.console import Console
+
+    return Console()
+
+
+def _record(
+    cfg: Config, rows: list[Row], started: float | None = None, machine: Machine | None = None,
+    inputs: dict[str, Path] | None = None,
+) -> None:  # fmt: skip
+    """Write the rows, the table and figures made of them, and where they come from."""
+    folder = Path(cfg.results_dir) / cfg.results
+    if cfg.results == "adhoc":  # rows of different corpora and shapes are kept apart
+        folder = folder / f"{cfg.data.name}-{cfg.model.name}"
+    write_rows(folder, rows)
+    if started is not None and machine is not None:
+        record = asdict(cfg)
+        record["machine"] |= asdict(machine)
+        repo = Path(__file__).parents[1]
+        name = f"manifest{f'-{cfg.variant}' if cfg.variant else ''}.json"
+        write_json(folder / name, manifest(sys.argv[1:], record, inputs or {}, started, repo))
+    for path in make_report(folder):
+        say(str(path))
+    console.print((folder / "table.md").read_text(encoding="utf-8"), markup=False)

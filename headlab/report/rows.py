@@ -1,0 +1,128 @@
+"""rows.csv: one row for every model that was measured; and intervals.csv: differences over several seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from headlab.report.store import Table, natural
+
+
+@dataclass
+class Row:
+    """One measured model. The first six fields are the key; what was not measured is None or empty.
+
+    ``method=none`` are models that were not pruned: ``variant`` base, ``control-u<updates>`` or scratch (which
+    has a pruned layout from the start). ``variant=untouched`` was pruned and not fine-tuned.
+    """
+
+    experiment: str
+    method: str
+    variant: str
+    scope: str  # kinds, space-separated
+    target: int | None
+    seed: int
+    heads_total: int | None = None  # within the scope, before pruning
+    heads_kept: int | None = None  # within the scope
+    kept_enc_self: int | None = None
+    kept_dec_self: int | None = None
+    kept_enc_dec: int | None = None
+    layout: str = ""  # str(Layout)
+    bleu: float | None = None  # 0 to 100, on test
+    bleu_signature: str = ""
+    chrf: float | None = None
+    chrf_signature: str = ""
+    valid_bleu: float | None = None
+    reference: str = ""  # what the model is compared with: the control of equal updates
+    delta_bleu: float | None = None
+    delta_low: float | None = None  # 95 % interval of delta_bleu
+    delta_high: float | None = None
+    p_value: float | None = None
+    loss: float | None = None  # valid, nats per token
+    metric: str = ""  # another metric's name (ROUGE, perplexity) ...
+    metric_value: float | None = None  # ... and its value
+    params: int | None = None
+    params_no_embeddings: int | None = None
+    flops: int | None = None  # multiply-accumulates of one forward, 30 + 30 tokens
+    sentences_per_s: float | None = None
+    speedup: float | None = None  # over the base, measured in turn with it
+    updates_base: int | None = None
+    updates_selection: int | None = None
+    updates_finetune: int | None = None
+    train_seconds: float | None = None
+    precision: str = ""
+    threads: int | None = None
+    run: str = ""  # the run directory
+    paper_bleu: float | None = None  # the paper's BLEU at the same count of heads; of the base: unpruned
+    paper_metric: float | None = None  # the paper's value of ``metric``
+
+
+@dataclass
+class Interval:
+    """A model's difference from its control over all its seeds. The first four fields are the key."""
+
+    method: str
+    variant: str
+    scope: str
+    target: int | None
+    delta: float  # mean over seeds
+    delta_low: float  # 95 % interval, sentences resampled jointly for all seeds
+    delta_high: float
+    sd: float | None  # of the seeds' differences
+    n: int  # seeds
+    p_holm: float  # adjusted for all comparisons of the table
+
+
+def _order(line: Mapping[str, str]) -> tuple[object, ...]:
+    """Models that were not pruned first, then by method; many heads before few."""
+    target = -int(line["target"]) if line["target"].isdigit() else -(10**9)
+    experiment, seed = line.get("experiment", ""), natural(line.get("seed", ""))
+    return experiment, line["method"] != "none", line["method"], natural(line["variant"]), line["scope"], target, seed
+
+
+_ROWS = Table(
+    file="rows.csv",
+    record=Row,
+    key=("experiment", "method", "variant", "scope", "target", "seed"),
+    sort=_order,
+    mend="run the experiment to measure its models again",
+)
+_INTERVALS = Table(
+    file="intervals.csv",
+    record=Interval,
+    key=("method", "variant", "scope", "target"),
+    sort=_order,
+    mend="delete it and run the experiment again",
+)
+
+#: The columns of rows.csv, in order.
+COLUMNS = _ROWS.columns
+
+
+def write_rows(folder: Path, rows: Sequence[Row]) -> None:
+    """Put ``rows`` into ``folder``/rows.csv: each replaces the row of equal key and no other.
+
+    Several processes may do so at once. Raises UserError when the file that is there is damaged.
+    """
+    _ROWS.write(folder, rows)
+
+
+def read_rows(folder: Path) -> pd.DataFrame:
+    """rows.csv with its types: str (empty where there is none), Int64, float64.
+
+    Raises UserError, one line, when the file is missing, empty or damaged.
+    """
+    return _ROWS.read(folder)
+
+
+def write_intervals(folder: Path, intervals: Sequence[Interval]) -> None:
+    """Put ``intervals`` into ``folder``/intervals.csv, as :func:`write_rows` does with rows."""
+    _INTERVALS.write(folder, intervals)
+
+
+def read_intervals(folder: Path) -> pd.DataFrame | None:
+    """intervals.csv with its types, or None where there is none (an experiment with one seed needs none)."""
+    return _INTERVALS.read(folder) if (folder / _INTERVALS.file).exists() else None

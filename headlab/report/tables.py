@@ -1,0 +1,195 @@
+"""table.md and table.tex: one line per model of rows.csv."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from tabulate import tabulate
+
+from headlab.attention.heads import Layout
+from headlab.report.summary import MARGIN, Model, read_models
+from headlab.runs import atomic_write
+
+#: Signs that LaTeX's default fonts lack.
+_LATEX = str.maketrans({"Δ": r"$\Delta$", "−": "$-$", "±": r"$\pm$", "×": r"$\times$"})
+
+
+def write_tables(folder: Path) -> list[Path]:
+    """Write table.md and table.tex (a ``tabular`` for booktabs) from the CSV files of ``folder``.
+
+    Raises UserError when rows.csv is missing, empty or damaged.
+    """
+    models = read_models(folder)
+    experiments = list(dict.fromkeys(model.experiment for model in models))
+    groups = [[model for model in models if model.experiment == name] for name in experiments]
+    written = {
+        folder / "table.md": "\n".join(_markdown(group, folder) for group in groups),
+        folder / "table.tex": "\n".join(_latex(group) for group in groups),
+    }
+    for path, text in written.items():
+        atomic_write(path, text)
+    return list(written)
+
+
+def _markdown(models: list[Model], folder: Path) -> str:
+    header, body, align = _cells(models)
+    table = tabulate(_escaped(body), header, tablefmt="pipe", colalign=align, disable_numparse=True)
+    title, *notes = _notes(models)
+    layouts = [
+        f"- {model.name}, {_heads(model)}"
+        + (f", seed {seed}" if model.seeds > 1 else "")
+        + f": `{_within(layout, model)}`"
+        for model in models
+        if model.role in ("pruned", "scratch")
+        for seed, layout in model.layouts(folder).items()
+    ]
+    folded = (
+        ["<details><summary>Which heads these models have</summary>", "", *layouts, "", "</details>", ""]
+        if layouts
+        else []
+    )
+    return "\n".join([f"**{title}**", "", table, "", *(f"{note}  " for note in notes), "", *folded])
+
+
+def _latex(models: list[Model]) -> str:
+    header, body, align = _cells(models)
+    table = tabulate(body, header, tablefmt="latex_booktabs", colalign=align, disable_numparse=True)
+    comments = [r"\usepackage{booktabs}", *_notes(models)]
+    return "\n".join([*(f"% {line}" for line in comments), table.translate(_LATEX), ""])
+
+
+def _notes(models: list[Model]) -> list[str]:
+    """The title, and what a reader must know to read the numbers."""
+    scopes = sorted({" ".join(model.scope) for model in models if model.role == "pruned"})
+    notes = [f"{models[0].experiment}: BLEU against heads kept" + (f" (scope {'; '.join(scopes)})" if scopes else "")]
+    for name in ("bleu", "chrf"):
+        signatures = sorted({s for model in models for s in model.rows[f"{name}_signature"] if s})
+        label = {"bleu": "BLEU", "chrf": "chrF"}[name]
+        if len(signatures) == 1:
+            notes.append(f"{label}: {signatures[0]}.")
+        elif signatures:
+            notes.append(f"{label} was computed in several ways, which do not compare: {'; '.join(signatures)}.")
+    if any(model.delta is not None for model in models):
+        notes.append(
+            "Δ: BLEU minus that of the control of equal updates (the base trained on with all its heads: same schedule,"
+            " batches and checkpoint rule), with its 95 % interval (paired bootstrap over sentences)."
+        )
+        notes.append(
+            f"Within {MARGIN}: the interval's lower end is above −{MARGIN}; worse: its upper end is below −{MARGIN};"
+            " else undecided. p: paired bootstrap test; a large p does not show that two models are equal."
+        )
+    if any(model.seeds > 1 for model in models):
+        notes.append(
+            "Means over seeds ± standard deviation (n seeds); their interval resamples the sentences jointly for all"
+            " seeds, and their p is Holm-adjusted."
+        )
+    if any(model.paper_delta is not None for model in models):
+        notes.append("Paper's Δ: the paper's own BLEU with so many heads minus its own BLEU with all.")
+    if any(model.variant == "untouched" for model in models):
+        notes.append("Untouched: pruned and not fine-tuned.")
+    if any(model.role == "scratch" for model in models):
+        notes.append("Scratch: a pruned layout trained from random initialisation with the same total updates.")
+    if any(model.mean("flops") for model in models):
+        notes.append(
+            "Parameters without embeddings. FLOPs: multiply-accumulates of one forward, 30 tokens on either side."
+        )
+    return notes
+
+
+def _cells(models: list[Model]) -> tuple[list[str], list[list[str]], list[str]]:
+    """Header, lines and alignment; columns without any value are left out."""
+    metrics = sorted({name for model in models for name in model.rows["metric"] if name})
+    columns: dict[str, tuple[str, Callable[[Model], str]]] = {
+        "model": ("left", lambda model: model.name),
+        "heads": ("right", _heads),
+        "n": ("right", lambda model: str(model.seeds) if any(m.seeds > 1 for m in models) else ""),
+        "BLEU": ("right", lambda model: _with_sd(model, "bleu")),
+        "chrF": ("right", lambda model: _with_sd(model, "chrf")),
+        **{name: ("right", partial(_metric, name=name)) for name in metrics},
+        "Δ BLEU [95 %]": ("right", _delta),
+        "p": ("right", lambda model: _p(model.p_value)),
+        f"within {MARGIN}?": ("left", lambda model: model.verdict),
+        "Δ against": ("left", lambda model: "; ".join(dict.fromkeys(r for r in model.rows["reference"] if r))),
+        "paper's Δ": ("right", lambda model: _signed(model.paper_delta)),
+        "params (M)": ("right", lambda model: _scaled(model, "params_no_embeddings", 1e6, 2)),
+        "FLOPs (M)": ("right", lambda model: _scaled(model, "flops", 1e6, 0)),
+        "sentences/s": ("right", lambda model: _scaled(model, "sentences_per_s", 1, 0)),
+        "speed-up": ("right", lambda model: _scaled(model, "speedup", 1, 2, "×")),
+        "updates": ("right", _updates),
+        "training (min)": ("right", lambda model: _scaled(model, "train_seconds", 60, 1)),
+    }
+    used = {head: (side, [cell(model) for model in models]) for head, (side, cell) in columns.items()}
+    used = {head: column for head, column in used.items() if any(column[1])}
+    lines = [list(line) for line in zip(*(cells for _, cells in used.values()), strict=True)]
+    return list(used), lines, [side for side, _ in used.values()]
+
+
+def _heads(model: Model) -> str:
+    """Heads kept of those within the scope; per kind too where the scope has several; a range where seeds differ."""
+    counts = sorted(set(model.rows["heads_kept"].dropna()))
+    if not counts:
+        return ""
+    text = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    total = model.mean("heads_total")
+    if total is not None:
+        text += f"/{total:.0f}"
+    if len(model.scope) > 1 and len(counts) == 1 and model.seeds == 1:
+        row = model.rows.iloc[0]
+        per_kind = [row["kept_" + kind.replace("-", "_")] for kind in model.scope]
+        text += f" ({'+'.join(map(str, per_kind))})"
+    return text
+
+
+def _within(layout: Layout, model: Model) -> str:
+    """The layout without the kinds outside the scope, which have all their heads."""
+    kinds = [kind for kind in layout.kept if kind in model.scope or not model.scope]
+    return str(Layout({kind: layout.kept[kind] for kind in kinds}, {kind: layout.heads[kind] for kind in kinds}))
+
+
+def _with_sd(model: Model, column: str) -> str:
+    mean, sd = model.mean(column), model.sd(column)
+    if mean is None:
+        return ""
+    return f"{mean:.2f}" if sd is None else f"{mean:.2f} ± {sd:.2f}"
+
+
+def _metric(model: Model, name: str) -> str:
+    return _scaled(model, "metric_value", 1, 2) if (model.rows["metric"] == name).all() else ""
+
+
+def _delta(model: Model) -> str:
+    if model.delta is None:
+        return ""
+    text = _signed(model.delta)
+    if model.delta_sd is not None:
+        text += f" ± {model.delta_sd:.2f}"
+    if model.low is None or model.high is None:
+        return text
+    return f"{text} [{_signed(model.low)}, {_signed(model.high)}]"
+
+
+def _signed(value: float | None) -> str:
+    return "" if value is None else f"{value:+.2f}".replace("-", "−").replace("−0.00", "0.00").replace("+0.00", "0.00")
+
+
+def _p(value: float | None) -> str:
+    if value is None:
+        return ""
+    return "<0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def _scaled(model: Model, column: str, unit: float, digits: int, suffix: str = "") -> str:
+    mean = model.mean(column)
+    return "" if mean is None else f"{mean / unit:.{digits}f}{suffix}"
+
+
+def _updates(model: Model) -> str:
+    """Updates of base + selection + fine-tuning."""
+    parts = [model.mean(f"updates_{stage}") for stage in ("base", "selection", "finetune")]
+    return "+".join(f"{part:.0f}" for part in parts if part) if any(parts) else ""
+
+
+def _escaped(body: list[list[str]]) -> list[list[str]]:
+    return [[cell.replace("|", "\\|") for cell in line] for line in body]

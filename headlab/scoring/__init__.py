@@ -1,0 +1,1 @@
+"""Measuring models: BLEU and chrF with intervals, sizes, speed. Runs without torch and fairseq."""

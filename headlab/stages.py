@@ -1,0 +1,338 @@
+"""The stages of a run: each makes one run directory, or finds it finished.
+
+data → base → select (gates over the base's weights) → pruned (heads removed, fine-tuned), beside control and scratch.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headlab import corpora
+from headlab.attention.heads import Layout
+from headlab.attention.removal import remove_heads
+from headlab.checks import scope_of
+from headlab.compose import save_config
+from headlab.config import Config, OptimConfig
+from headlab.fairseq_plugin import checkpoints
+from headlab.fairseq_plugin.binarize import binarize
+from headlab.fairseq_plugin.components import HeadlabTask, ScheduleConfig
+from headlab.fairseq_plugin.model import HeadlabTransformer, build_model, detached_state, freeze_decoder, load_weights
+from headlab.fairseq_plugin.modelfiles import read_layout, save_model
+from headlab.fairseq_plugin.training import Corpus, Machine, Span, Training, load_task
+from headlab.methods.base import Method
+from headlab.methods.l0 import L0
+from headlab.methods.random import Random
+from headlab.progress import say
+from headlab.runs import RunDir, digest, manifest, read_json, write_json
+
+#: Raised when a stage's computation changes, so that results of older code are not taken for its own.
+VERSIONS = {"data": 1, "base": 1, "continue": 1, "select": 1}
+
+#: What of the optimiser's settings cannot change a result.
+WITHOUT_EFFECT = ("name", "log_every", "checkpoint_every")
+
+
+@dataclass(frozen=True)
+class Stages:
+    """The stages of one configuration on one machine."""
+
+    cfg: Config
+    machine: Machine
+
+    # --- identities -------------------------------------------------------------------------------------------
+
+    def _identity(self, stage: str, **parts: Any) -> dict[str, Any]:
+        return {"stage": stage, "version": VERSIONS[stage], "machine": asdict(self.machine), **parts}
+
+    def _optim(self, optim: OptimConfig) -> dict[str, Any]:
+        settings = {k: v for k, v in asdict(optim).items() if k not in WITHOUT_EFFECT}
+        if optim.average_rule == "last":
+            settings.pop("validate_every")
+        return settings
+
+    def _continuation(self, last: int) -> OptimConfig:
+        """The optimiser of everything that starts from the base: its own peak, and a warm-up that restarts."""
+        prune = self.cfg.prune
+        return replace(self.cfg.optim, lr=prune.lr, warmup=prune.warmup, schedule=prune.schedule, updates=last)
+
+    # --- stages -----------------------------------------------------------------------------------------------
+
+    def data(self) -> RunDir:
+        """Text, pieces and fairseq's binary form of the corpus."""
+        data = self.cfg.data
+        joint = self.cfg.model.share_all_embeddings
+        identity = {"version": VERSIONS["data"], **corpora.identity(data), "joint": joint}
+        run = RunDir(Path(self.cfg.runs_dir), "data", data.name, identity)
+        with self._making(run, identity) as started:
+            if started is not None:
+                corpora.build(data, run.path, corpora.cache_dir())
+                binarize(run.path, data.source_lang, data.target_lang, joint)
+                pieces = run / "pieces.model"
+                self._finish(run, started, {"pieces": pieces})
+        return run
+
+    def base(self) -> RunDir:
+        """The trained model that pruning starts from, or the one that ``base=`` names."""
+        cfg = self.cfg
+        if cfg.base is not None:
+            return _existing(Path(cfg.base))
+        data = self.data()
+        identity = self._identity(
+            "base", data=data.path.name, model=_shape(cfg), optim=self._optim(cfg.optim), seed=cfg.seed
+        )
+        run = RunDir(Path(cfg.runs_dir), "base", cfg.data.name, identity)
+        with self._making(run, identity) as started:
+            if started is not None:
+                self._train_new(run, data, cfg.optim, None, started)
+        return run
+
+    def scratch(self, layout: Layout, updates: int) -> RunDir:
+        """A model with a pruned layout trained from random initialisation for ``updates`` updates."""
+        cfg = self.cfg
+        data, optim = self.data(), replace(cfg.optim, updates=updates)
+        identity = self._identity(
+            "base", data=data.path.name, model=_shape(cfg), optim=self._optim(optim), seed=cfg.seed, layout=str(layout)
+        )
+        run = RunDir(Path(cfg.runs_dir), "scratch", f"{cfg.data.name}-{layout.count()}", identity)
+        with self._making(run, identity) as started:
+            if started is not None:
+                self._train_new(run, data, optim, layout, started)
+        return run
+
+    def control(self, base: RunDir, points: Collection[int]) -> dict[int, Path]:
+        """The base trained on with nothing pruned; a model folder for each of ``points`` updates."""
+        optim = self._continuation(max(points))
+        identity = self._continuing("control", base, optim, points=sorted(points))
+        run = RunDir(Path(self.cfg.runs_dir), "control", self.cfg.data.name, identity)
+        run = _one_that_covers(run, identity, points)
+        with self._making(run, identity) as started:
+            if started is not None:
+                model, task, corpus = self._from_base(base)
+                self._fit(run, model, task, optim, Span(0, max(points)), points)
+                for point in sorted(points):
+                    folder = run / f"at-{point}"
+                    folder.mkdir(exist_ok=True)
+                    save_model(model, self._averaged(run, optim, Span(0, point)), corpus, folder)
+                    save_config(self.cfg, folder / "config.yaml")
+                self._finish(run, started, {"base": base / "model.safetensors"})
+        return {point: run / f"at-{point}" for point in points}
+
+    def select(self, base: RunDir, method: str, targets: list[int]) -> RunDir:
+        """Train with the method's loss; the weights of every branching point are kept in ``states/``."""
+        per_target = self.cfg.prune.selection_updates
+        stop = per_target * max(len(targets), 1)
+        optim = self._continuation(stop)
+        identity = self._continuing(
+            "select", base, optim, method=method, settings=self._method_settings(method), targets=targets,
+            per_target=per_target,
+        )  # fmt: skip
+        run = RunDir(Path(self.cfg.runs_dir), "select", f"{self.cfg.data.name}-{method}", identity)
+        with self._making(run, identity) as started:
+            if started is not None:
+                model, task, _ = self._from_base(base)
+                chosen = self._method(method, targets)
+                chosen.attach(model, scope_of(self.cfg))
+                self._training(
+                    run, model, task, optim, Span(0, stop), range(per_target, stop + 1, per_target), chosen
+                ).run(run.path.name)
+                for warning in chosen.warnings():
+                    say(f"warning: {run}: {warning}")
+                write_json(run / "scores.json", {str(head): score for head, score in chosen.scores().items()})
+                self._finish(run, started, {"base": base / "model.safetensors"}, keep=("states",))
+        return run
+
+    def pruned(self, base: RunDir, method: str, targets: list[int], target: int | None) -> RunDir:
+        """The model with exactly ``target`` heads of the scope left (None: as many as the gates leave open).
+
+        A method that trains branches off its selection run when that has reached the target; others prune the
+        base, and spend on fine-tuning what selection would have taken.
+        """
+        cfg, prune = self.cfg, self.cfg.prune
+        place = targets.index(target) + 1 if target is not None else 1
+        branch = prune.selection_updates * place
+        stop = branch + prune.finetune_updates
+        optim = self._continuation(stop)
+        trains = self._method(method, targets).trains
+        selection = self.select(base, method, targets) if trains else None
+        identity = self._continuing(
+            "pruned", base, optim, method=method, settings=self._method_settings(method), target=target,
+            selection=selection.path.name if selection is not None else None, branch=branch, stop=stop,
+        )  # fmt: skip
+        label = f"{cfg.data.name}-{method}-{'lambda' if target is None else target}"
+        run = RunDir(Path(cfg.runs_dir), "pruned", label, identity)
+        with self._making(run, identity) as started:
+            if started is not None:
+                model, task, corpus = self._from_base(base)
+                chosen = self._method(method, targets)
+                chosen.attach(model, scope_of(cfg))
+                inputs = {"base": base / "model.safetensors"}
+                if selection is not None:
+                    inputs["selection"] = selection / "states" / f"{branch}.safetensors"
+                    load_weights(model, checkpoints.read_tensors(inputs["selection"]))
+                count = chosen.open_heads() if target is None and isinstance(chosen, L0) else target
+                assert count is not None
+                selected = {"open_heads": chosen.open_heads()} if isinstance(chosen, L0) else {}
+                scores = {str(head): score for head, score in chosen.scores().items()}
+                layout, factors = chosen.keep(count, model.layout()), chosen.factors()
+                write_json(run / "selection.json", {**selected, "kept": count, "update": branch, "scores": scores})
+                remove_heads(model, layout, factors)
+                span = Span(branch if trains else 0, stop)
+                self._fit(run, model, task, optim, span, [stop])
+                save_model(model, self._averaged(run, optim, span, model), corpus, run.path)
+                self._finish(run, started, inputs)
+        return run
+
+    # --- the work inside --------------------------------------------------------------------------------------
+
+    def _continuing(self, name: str, base: RunDir, optim: OptimConfig, **parts: Any) -> dict[str, Any]:
+        settings = self._optim(optim)
+        if optim.schedule in ("inverse_sqrt", "constant"):
+            settings.pop("updates")
+        version = "select" if name == "select" else "continue"
+        # lists, not tuples: the identity is compared with what identity.json gives back
+        return self._identity(
+            version, name=name, base=base.path.name, base_is=_fingerprint(base), optim=settings, seed=self.cfg.seed,
+            scope=list(scope_of(self.cfg)), **parts,
+        )  # fmt: skip
+
+    def _method_settings(self, method: str) -> dict[str, Any]:
+        return asdict(getattr(self.cfg.method, method))
+
+    def _method(self, method: str, targets: list[int]) -> Method:
+        if method == "random":
+            seed = self.cfg.method.random.seed
+            return Random(self.cfg.seed if seed is None else seed)
+        return L0(self.cfg.method.l0, targets, self.cfg.prune.selection_updates)
+
+    @property
+    def corpus_langs(self) -> tuple[str, str]:
+        """Source and target language."""
+        return self.cfg.data.source_lang, self.cfg.data.target_lang
+
+    def _from_base(self, base: RunDir) -> tuple[HeadlabTransformer, HeadlabTask, Corpus]:
+        """A fresh copy of the base, ready to be trained on, its decoder frozen where the scope asks for it."""
+        corpus = Corpus(self.data() / "bin", *self.corpus_langs)
+        task = load_task(corpus, self.machine)
+        torch.manual_seed(self.cfg.seed)
+        layout = read_layout(base.path)
+        model = build_model(self.cfg.model, task.source_dictionary, task.target_dictionary, layout)
+        load_weights(model, checkpoints.read_tensors(base / "model.safetensors"))
+        if scope_of(self.cfg) == ("enc-self",):
+            freeze_decoder(model)
+        return model, task, corpus
+
+    def _train_new(self, run: RunDir, data: RunDir, optim: OptimConfig, layout: Layout | None, started: float) -> None:
+        corpus = Corpus(data / "bin", *self.corpus_langs)
+        task = load_task(corpus, self.machine)
+        torch.manual_seed(self.cfg.seed)
+        model = build_model(self.cfg.model, task.source_dictionary, task.target_dictionary, layout)
+        span = Span(0, optim.updates)
+        self._fit(run, model, task, optim, span, [optim.updates])
+        save_model(model, self._averaged(run, optim, span), corpus, run.path)
+        self._finish(run, started, {"pieces": data / "pieces.model"})
+
+    def _fit(self, run: RunDir, model: HeadlabTransformer, task: HeadlabTask, optim: OptimConfig, span: Span,
+             points: Collection[int]) -> None:  # fmt: skip
+        if span.start < span.stop:
+            states = {u for point in points for u in _candidates(optim, Span(span.start, point))}
+            self._training(run, model, task, optim, span, states).run(run.path.name)
+
+    def _training(self, run: RunDir, model: HeadlabTransformer, task: HeadlabTask, optim: OptimConfig, span: Span,
+                  states: Collection[int], method: Method | None = None) -> Training:  # fmt: skip
+        schedule = ScheduleConfig(
+            schedule=optim.schedule, peak=optim.lr, warmup=optim.warmup, updates=optim.updates, final=optim.final_lr
+        )
+        gate_lr = self.cfg.method.l0.lr if isinstance(method, L0) else 0.0
+        return Training(
+            model, task, optim, schedule, self.cfg.seed, self.machine, run.path, span, states, method, gate_lr
+        )
+
+    def _averaged(
+        self, run: RunDir, optim: OptimConfig, span: Span, untrained: HeadlabTransformer | None = None
+    ) -> dict[str, Tensor]:
+        """The weights to record for the end of ``span``, by the one checkpoint rule of all rows."""
+        if span.start == span.stop and untrained is not None:
+            return detached_state(untrained)
+        updates = _candidates(optim, span)
+        if optim.average_rule == "best":
+            measured = _valid_losses(run / "metrics.jsonl")
+            updates = sorted(updates, key=lambda u: measured[u])[: optim.average]
+        return checkpoints.average([run / "states" / f"{u}.safetensors" for u in updates])
+
+    @contextmanager
+    def _making(self, run: RunDir, identity: dict[str, Any]) -> Iterator[float | None]:
+        """Hold the run directory; gives the start time, or None where the run is finished already."""
+        if run.done:
+            say(f"{run}: finished")
+            yield None
+            return
+        with run.open():
+            save_config(self.cfg, run / "config.yaml")
+            write_json(run / "identity.json", identity)
+            say(f"{run}: {'going on' if (run / 'metrics.jsonl').exists() else 'starting'}")
+            yield time.time()
+
+    def _finish(self, run: RunDir, started: float, inputs: dict[str, Path], keep: Collection[str] = ()) -> None:
+        repo = Path(__file__).parents[1]
+        cfg = asdict(self.cfg)
+        cfg["machine"] |= asdict(self.machine)
+        earlier = read_json(run / "manifest.json")["wall_seconds"] if (run / "manifest.json").exists() else 0.0
+        record = manifest(sys.argv[1:], cfg, inputs, started, repo if (repo / ".git").exists() else None)
+        record["wall_seconds"] += earlier
+        write_json(run / "manifest.json", record)
+        if not self.cfg.keep_checkpoints:
+            for folder in {"checkpoints", "states"} - set(keep):
+                shutil.rmtree(run / folder, ignore_errors=True)
+        run.finish()
+
+
+def _shape(cfg: Config) -> dict[str, Any]:
+    return {k: v for k, v in asdict(cfg.model).items() if k != "name"}
+
+
+def _candidates(optim: OptimConfig, span: Span) -> list[int]:
+    """The updates whose weights may enter the recorded mean for the end of ``span``."""
+    if optim.average_rule == "last":
+        return [u for j in range(optim.average) if (u := span.stop - j * optim.average_every) > span.start]
+    measured = range(span.start + 1, span.stop + 1)
+    return [u for u in measured if u % optim.validate_every == 0 or u == span.stop]
+
+
+def _valid_losses(path: Path) -> dict[int, float]:
+    import json
+
+    lines = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    return {line["update"]: line["valid_loss"] for line in lines if "valid_loss" in line}
+
+
+def _one_that_covers(run: RunDir, identity: dict[str, Any], points: Collection[int]) -> RunDir:
+    """A finished control that differs from ``run`` only in having been measured at more points, if there is one."""
+    for path in sorted(run.path.parent.glob("*/identity.json")):
+        other = read_json(path)
+        same = {**other, "points": None} == {**identity, "points": None}
+        if same and set(points) <= set(other["points"]) and (path.parent / "DONE").is_file():
+            return _existing(path.parent)
+    return run
+
+
+def _existing(path: Path) -> RunDir:
+    run = RunDir(path.parent.parent, path.parent.name, path.name, {})
+    run.path = path
+    return run
+
+
+def _fingerprint(run: RunDir) -> str:
+    """A short name for the weights of a run, so that two bases of one name are told apart."""
+    from headlab.runs import sha256_of
+
+    return digest(sha256_of(run / "model.safetensors"))
