@@ -12,7 +12,7 @@ from omegaconf import MISSING
 
 @dataclass
 class FilesConfig:
-    """The user's own aligned text: ``train=corpus/train`` means ``corpus/train.en`` and ``corpus/train.ru`` (or .gz)."""
+    """The user's own aligned text: ``train=corpus/train`` means ``corpus/train.en`` and ``corpus/train.ru`` or .gz."""
 
     train: str | None = None
     valid: str | None = None

@@ -10,7 +10,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from headlab.attention.heads import KINDS
 from headlab.checks import scope_of
 from headlab.config import Config
 from headlab.fairseq_plugin.generation import Translator
@@ -55,7 +54,8 @@ class Measure:
         row = Row(
             experiment=cfg.results, method=method, variant=variant, scope=" ".join(scope), target=target,
             seed=cfg.seed, heads_total=layout.total(scope), heads_kept=layout.count(scope),
-            **{f"kept_{kind.replace('-', '_')}": layout.count([kind]) for kind in KINDS}, layout=str(layout),
+            kept_enc_self=layout.count(["enc-self"]), kept_dec_self=layout.count(["dec-self"]),
+            kept_enc_dec=layout.count(["enc-dec"]), layout=str(layout),
             **scores, **speed, **self._size(layout), **self._trained(folder, spent), run=str(folder),
             paper_bleu=self._paper(scope, method, variant, layout.count(scope)),
         )  # fmt: skip

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
+from rich.console import Console
+
 from headlab import corpora
-from headlab.checks import heads_in_scope, scope_of
+from headlab.checks import scope_of
 from headlab.config import Config
 from headlab.fairseq_plugin.generation import Translator
 from headlab.fairseq_plugin.modelfiles import load_model, read_layout
@@ -25,7 +27,7 @@ from headlab.stages import Stages
 def data(cfg: Config) -> RunDir:
     """Build the corpus, or find it built, and show what is in it."""
     run = Stages(cfg, _machine(cfg)).data()
-    corpora.show(read_json(run / "report.json"), _stdout())
+    corpora.show(read_json(run / "report.json"), Console())
     return run
 
 
@@ -50,7 +52,9 @@ def prune(cfg: Config) -> None:
     per_target, finetune = prune_cfg.selection_updates, prune_cfg.finetune_updates
 
     branch = {target: per_target * (place + 1) for place, target in enumerate(targets)}
-    points = {None: per_target + finetune} if fixed else {t: u + finetune for t, u in branch.items()}
+    points: dict[int | None, int] = {t: u + finetune for t, u in branch.items()}
+    if fixed:
+        points = {None: per_target + finetune}
     rows = [measure.row(base.path, "none", "base", None, Spent())]
     control: dict[int, Path] = {}
     if "control" in prune_cfg.controls:
@@ -106,12 +110,6 @@ def translate(run: Path, lines: list[str], cfg: Config) -> list[str]:
 
 def _machine(cfg: Config) -> Machine:
     return decide(cfg.machine, Path(cfg.runs_dir))
-
-
-def _stdout() -> object:
-    from rich.console import Console
-
-    return Console()
 
 
 def _record(

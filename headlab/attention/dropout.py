@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812 - the name torch users know
+from torch.nn import functional as F
 
 _LEVELS = 1 << 16
 _LOWEST = -(1 << 63)

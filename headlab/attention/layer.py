@@ -7,13 +7,14 @@ softmax(Q K^T / sqrt(d_h)) V W_o + b exactly as Vaswani et al. 2017 (section 3.2
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812 - the name torch users know
+from torch.nn import functional as F
 
 from headlab.attention.dropout import dropout
+from headlab.attention.heads import KINDS
 
 #: Per attention module: the keys, values (sentences x heads, positions, head width) and key padding seen so far.
 State = dict[str, dict[str, Tensor]]
@@ -158,6 +159,7 @@ class HeadAttention(nn.Module):
         }
 
     def extra_repr(self) -> str:
+        """Shown by ``print(model)``."""
         return f"{self.name}, heads={list(self.heads)} of width {self.head_dim}"
 
 
@@ -175,11 +177,6 @@ def _join_padding(past: Tensor | None, new: Tensor | None, past_length: int, key
 
 def attention_layers(model: nn.Module, scope: Iterable[str] | None = None) -> list[HeadAttention]:
     """The attention layers of ``model`` (of the kinds in ``scope``) in table order: kind, then layer."""
-    from headlab.attention.heads import KINDS
-
     kinds = set(KINDS if scope is None else scope)
     found = [m for m in model.modules() if isinstance(m, HeadAttention) and m.kind in kinds]
     return sorted(found, key=lambda m: (KINDS.index(m.kind), m.layer))
-
-
-GateFactory = Callable[[HeadAttention], nn.Module]

@@ -50,5 +50,5 @@ def cut_layer(layer: HeadAttention, keep: Sequence[int], factors: Tensor) -> Non
     layer.gate = None
 
 
-def _like(old: nn.Parameter, new: Tensor) -> nn.Parameter:
+def _like(old: Tensor, new: Tensor) -> nn.Parameter:
     return nn.Parameter(new.detach().clone(), requires_grad=old.requires_grad)

@@ -17,7 +17,7 @@ from fairseq.optim import FairseqOptimizer, register_optimizer
 from fairseq.optim.lr_scheduler import FairseqLRScheduler, register_lr_scheduler
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
 from headlab.methods.base import Method
 
@@ -39,7 +39,7 @@ class HeadlabTask(TranslationTask):
     ) -> tuple[Tensor, Any, dict[str, Any]]:  # fmt: skip
         """One forward and backward pass (fairseq's, under :meth:`context`)."""
         model.train()
-        model.set_num_updates(update_num)
+        model.set_num_updates(update_num)  # type: ignore[operator]
         with self.context():
             loss, sample_size, logging_output = criterion(model, sample)
         if ignore_grad:

@@ -56,6 +56,7 @@ class EncoderLayer(TransformerEncoderLayerBase):
     """fairseq's encoder layer with headlab's self-attention."""
 
     def build_self_attention(self, embed_dim: int, cfg: TransformerConfig) -> nn.Module:
+        """Called by fairseq's constructor."""
         return FairseqAttention("enc-self", embed_dim, cfg.encoder.attention_heads, dropout=cfg.attention_dropout)
 
 
@@ -65,9 +66,11 @@ class DecoderLayer(TransformerDecoderLayerBase):
     def build_self_attention(
         self, embed_dim: int, cfg: TransformerConfig, add_bias_kv: bool = False, add_zero_attn: bool = False
     ) -> nn.Module:
+        """Called by fairseq's constructor; the extra keys are not supported and never asked for."""
         return FairseqAttention("dec-self", embed_dim, cfg.decoder.attention_heads, dropout=cfg.attention_dropout)
 
     def build_encoder_attention(self, embed_dim: int, cfg: TransformerConfig) -> nn.Module:
+        """Called by fairseq's constructor."""
         return FairseqAttention(
             "enc-dec", embed_dim, cfg.decoder.attention_heads, cfg.encoder.embed_dim, cfg.attention_dropout
         )
@@ -77,6 +80,7 @@ class Encoder(TransformerEncoderBase):
     """fairseq's encoder over :class:`EncoderLayer`."""
 
     def build_encoder_layer(self, cfg: TransformerConfig) -> nn.Module:
+        """Called by fairseq's constructor, layer by layer."""
         return EncoderLayer(cfg)
 
 
@@ -84,6 +88,7 @@ class Decoder(TransformerDecoderBase):
     """fairseq's decoder over :class:`DecoderLayer`."""
 
     def build_decoder_layer(self, cfg: TransformerConfig, no_encoder_attn: bool = False) -> nn.Module:
+        """Called by fairseq's constructor, layer by layer."""
         return DecoderLayer(cfg, no_encoder_attn)
 
 
@@ -92,10 +97,12 @@ class HeadlabTransformer(TransformerModelBase):
 
     @classmethod
     def build_encoder(cls, cfg: TransformerConfig, src_dict: Dictionary, embed_tokens: nn.Embedding) -> Encoder:
+        """Called by fairseq's ``build_model``."""
         return Encoder(cfg, src_dict, embed_tokens)
 
     @classmethod
     def build_decoder(cls, cfg: TransformerConfig, tgt_dict: Dictionary, embed_tokens: nn.Embedding) -> Decoder:
+        """Called by fairseq's ``build_model``."""
         return Decoder(cfg, tgt_dict, embed_tokens)
 
     def layout(self) -> Layout:
