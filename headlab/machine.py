@@ -11,7 +11,7 @@ from headlab.errors import UserError
 from headlab.runs import read_json, write_json
 
 if TYPE_CHECKING:
-    from headlab.fairseq_plugin.training import Machine
+    from headlab.fairseq_plugin.setup import Machine
 
 
 def decide(cfg: MachineConfig, runs_dir: Path) -> Machine:
@@ -22,7 +22,7 @@ def decide(cfg: MachineConfig, runs_dir: Path) -> Machine:
     """
     import torch
 
-    from headlab.fairseq_plugin.training import Machine
+    from headlab.fairseq_plugin.setup import Machine
 
     path = runs_dir / "machine.json"
     kept = read_json(path) if path.exists() else {}
@@ -36,7 +36,7 @@ def decide(cfg: MachineConfig, runs_dir: Path) -> Machine:
     precision = cfg.precision
     if precision == "auto":
         precision = kept["precision"] if device == kept["device"] else _precision(device)
-    return Machine(device, precision, cfg.threads or int(kept["threads"]))
+    return Machine(device, precision, cfg.threads or int(kept["threads"]), cfg.devices)
 
 
 def _precision(device: str) -> str:

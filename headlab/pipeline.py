@@ -14,7 +14,7 @@ from headlab.checks import scope_of
 from headlab.config import Config
 from headlab.fairseq_plugin.generation import Translator
 from headlab.fairseq_plugin.modelfiles import load_model, read_layout
-from headlab.fairseq_plugin.training import Machine
+from headlab.fairseq_plugin.setup import Machine
 from headlab.machine import decide
 from headlab.measure import Measure, Spent
 from headlab.progress import Progress, console, say

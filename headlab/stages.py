@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,11 @@ from headlab.compose import save_config
 from headlab.config import Config, OptimConfig
 from headlab.fairseq_plugin import checkpoints
 from headlab.fairseq_plugin.binarize import binarize
-from headlab.fairseq_plugin.components import HeadlabTask, ScheduleConfig
+from headlab.fairseq_plugin.components import HeadlabTask
 from headlab.fairseq_plugin.model import HeadlabTransformer, build_model, detached_state, freeze_decoder, load_weights
 from headlab.fairseq_plugin.modelfiles import read_layout, save_model
-from headlab.fairseq_plugin.training import Corpus, Machine, Span, Training, load_task
+from headlab.fairseq_plugin.setup import Corpus, Machine, load_task
+from headlab.fairseq_plugin.training import Job, Span, fit
 from headlab.methods.base import Method
 from headlab.methods.l0 import L0
 from headlab.methods.random import Random
@@ -48,6 +49,7 @@ class Stages:
 
     cfg: Config
     machine: Machine
+    told: set[Path] = field(default_factory=set)  # finished runs that were named already
 
     # --- identities -------------------------------------------------------------------------------------------
 
@@ -118,7 +120,8 @@ class Stages:
         with self._making(run, identity) as started:
             if started is not None:
                 model, task, corpus = self._from_base(base)
-                self._fit(run, model, task, optim, Span(0, max(points)), points)
+                states = {update for point in points for update in _candidates(optim, Span(0, point))}
+                self._fit(run, model, task, optim, Span(0, max(points)), states)
                 for point in sorted(points):
                     folder = run / f"at-{point}"
                     folder.mkdir(exist_ok=True)
@@ -142,9 +145,8 @@ class Stages:
                 model, task, _ = self._from_base(base)
                 chosen = self._method(method, targets)
                 chosen.attach(model, scope_of(self.cfg))
-                self._training(
-                    run, model, task, optim, Span(0, stop), range(per_target, stop + 1, per_target), chosen
-                ).run(run.path.name)
+                branches = range(per_target, stop + 1, per_target)
+                self._fit(run, model, task, optim, Span(0, stop), branches, chosen)
                 for warning in chosen.warnings():
                     say(f"warning: {run}: {warning}")
                 write_json(run / "scores.json", {str(head): score for head, score in chosen.scores().items()})
@@ -187,7 +189,7 @@ class Stages:
                 write_json(run / "selection.json", {**selected, "kept": count, "update": branch, "scores": scores})
                 remove_heads(model, layout, factors)
                 span = Span(branch if trains else 0, stop)
-                self._fit(run, model, task, optim, span, [stop])
+                self._fit(run, model, task, optim, span, _candidates(optim, span))
                 save_model(model, self._averaged(run, optim, span, model), corpus, run.path)
                 self._finish(run, started, inputs)
         return run
@@ -237,25 +239,25 @@ class Stages:
         torch.manual_seed(self.cfg.seed)
         model = build_model(self.cfg.model, task.source_dictionary, task.target_dictionary, layout)
         span = Span(0, optim.updates)
-        self._fit(run, model, task, optim, span, [optim.updates])
+        self._fit(run, model, task, optim, span, _candidates(optim, span))
         save_model(model, self._averaged(run, optim, span), corpus, run.path)
         self._finish(run, started, {"pieces": data / "pieces.model"})
 
-    def _fit(self, run: RunDir, model: HeadlabTransformer, task: HeadlabTask, optim: OptimConfig, span: Span,
-             points: Collection[int]) -> None:  # fmt: skip
+    def _fit(
+        self,
+        run: RunDir,
+        model: HeadlabTransformer,
+        task: HeadlabTask,
+        optim: OptimConfig,
+        span: Span,
+        states: Collection[int],
+        method: Method | None = None,
+    ) -> None:
+        """Train over ``span``, saving the weights after the updates ``states``."""
         if span.start < span.stop:
-            states = {u for point in points for u in _candidates(optim, Span(span.start, point))}
-            self._training(run, model, task, optim, span, states).run(run.path.name)
-
-    def _training(self, run: RunDir, model: HeadlabTransformer, task: HeadlabTask, optim: OptimConfig, span: Span,
-                  states: Collection[int], method: Method | None = None) -> Training:  # fmt: skip
-        schedule = ScheduleConfig(
-            schedule=optim.schedule, peak=optim.lr, warmup=optim.warmup, updates=optim.updates, final=optim.final_lr
-        )
-        gate_lr = self.cfg.method.l0.lr if isinstance(method, L0) else 0.0
-        return Training(
-            model, task, optim, schedule, self.cfg.seed, self.machine, run.path, span, states, method, gate_lr
-        )
+            rate = self.cfg.method.l0.lr if isinstance(method, L0) else 0.0
+            title = f"{run.path.parent.name} {run.path.name}"
+            fit(Job(title, model, task, optim, self.cfg.seed, self.machine, run.path, span, set(states), method, rate))
 
     def _averaged(
         self, run: RunDir, optim: OptimConfig, span: Span, untrained: HeadlabTransformer | None = None
@@ -273,13 +275,16 @@ class Stages:
     def _making(self, run: RunDir, identity: dict[str, Any]) -> Iterator[float | None]:
         """Hold the run directory; gives the start time, or None where the run is finished already."""
         if run.done:
-            say(f"{run}: finished")
+            if run.path not in self.told:
+                say(f"{run}: finished")
+            self.told.add(run.path)
             yield None
             return
         with run.open():
             save_config(self.cfg, run / "config.yaml")
             write_json(run / "identity.json", identity)
             say(f"{run}: {'going on' if (run / 'metrics.jsonl').exists() else 'starting'}")
+            self.told.add(run.path)
             yield time.time()
 
     def _finish(self, run: RunDir, started: float, inputs: dict[str, Path], keep: Collection[str] = ()) -> None:

@@ -15,7 +15,7 @@ from headlab.errors import UserError
 from headlab.fairseq_plugin.checkpoints import read_tensors, write_tensors
 from headlab.fairseq_plugin.components import HeadlabTask
 from headlab.fairseq_plugin.model import HeadlabTransformer, build_model, load_weights
-from headlab.fairseq_plugin.training import Corpus, Machine, load_task
+from headlab.fairseq_plugin.setup import Corpus, Machine, load_task
 from headlab.runs import read_json, write_json
 
 

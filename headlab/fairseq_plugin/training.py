@@ -1,53 +1,31 @@
-"""Training with fairseq's own Trainer, resumable at any moment."""
+"""Training with fairseq's own Trainer, resumable at any moment, on one device or several."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
+import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from fairseq.data import iterators
-from fairseq.dataclass.configs import FairseqConfig
 from fairseq.logging import metrics
-from fairseq.tasks.translation import TranslationConfig
 from fairseq.trainer import Trainer
-from omegaconf import OmegaConf, open_dict
 
 from headlab.config import OptimConfig
 from headlab.errors import RunError
-from headlab.fairseq_plugin.checkpoints import Checkpoints, save_state
-from headlab.fairseq_plugin.components import AdamConfig, HeadlabTask, ScheduleConfig, TranslationLoss, learning_rate
-from headlab.fairseq_plugin.model import MAX_POSITIONS, HeadlabTransformer
+from headlab.fairseq_plugin.checkpoints import Checkpoints, read_tensors, save_state
+from headlab.fairseq_plugin.components import HeadlabTask, ScheduleConfig, TranslationLoss, learning_rate
+from headlab.fairseq_plugin.model import HeadlabTransformer, load_weights
+from headlab.fairseq_plugin.setup import Machine, Rank, fairseq_config, join
 from headlab.methods.base import Method
 from headlab.progress import Progress
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What a run was decided to use: device ``cpu`` or ``cuda``, precision, CPU threads."""
-
-    device: str
-    precision: str
-    threads: int
-
-    @property
-    def autocast(self) -> torch.dtype | None:
-        """The type of CPU autocast; on CUDA fairseq's own options serve."""
-        return torch.bfloat16 if self.device == "cpu" and self.precision == "bf16" else None
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """A binarised corpus and its two languages."""
-
-    bin: Path
-    source_lang: str
-    target_lang: str
+from headlab.runs import atomic_write
 
 
 @dataclass(frozen=True)
@@ -58,181 +36,201 @@ class Span:
     stop: int
 
 
-def load_task(corpus: Corpus, machine: Machine) -> HeadlabTask:
-    """fairseq's translation task over a binarised corpus."""
-    torch.set_num_threads(machine.threads)
-    cfg = TranslationConfig(
-        data=str(corpus.bin), source_lang=corpus.source_lang, target_lang=corpus.target_lang,
-        max_source_positions=MAX_POSITIONS, max_target_positions=MAX_POSITIONS,
-        train_subset="train", dataset_impl=None, required_seq_len_multiple=1,
-    )  # fmt: skip
-    source, target = (
-        HeadlabTask.load_dictionary(str(corpus.bin / f"dict.{lang}.txt"))
-        for lang in (corpus.source_lang, corpus.target_lang)
-    )
-    return HeadlabTask(cfg, source, target, machine.autocast)
+@dataclass
+class Job:
+    """One training: a model, a corpus, a schedule and perhaps a pruning method, over a span of updates.
 
+    ``model`` is trained in place; parameters that do not require gradients stay as they are. Checkpoints go to
+    ``work/checkpoints/``, weights after the updates ``states`` to ``work/states/<update>.safetensors``, the log
+    to ``work/metrics.jsonl``. Batches are numbered like the updates of the schedule, so that two trainings with
+    one seed see the same batch at the same update, wherever their spans begin.
+    """
 
-def _fairseq_config(task: HeadlabTask, optim: OptimConfig, schedule: ScheduleConfig, gate_lr: float, seed: int,
-                    machine: Machine, work: Path) -> FairseqConfig:  # fmt: skip
-    cfg = OmegaConf.structured(FairseqConfig)
-    with open_dict(cfg):
-        cfg.task = OmegaConf.structured(task.cfg)
-        cfg.model = cfg.criterion = None
-        cfg.optimizer = OmegaConf.structured(
-            AdamConfig(
-                beta1=optim.beta1,
-                beta2=optim.beta2,
-                eps=optim.eps,
-                weight_decay=optim.weight_decay,
-                gate_lr=gate_lr,
-                lr=[schedule.peak],
-            )
+    title: str
+    model: HeadlabTransformer
+    task: HeadlabTask
+    optim: OptimConfig
+    seed: int
+    machine: Machine
+    work: Path
+    span: Span
+    states: set[int] = field(default_factory=set)
+    method: Method | None = None
+    gate_lr: float = 0.0
+
+    @property
+    def schedule(self) -> ScheduleConfig:
+        """The learning rate over all updates."""
+        optim = self.optim
+        return ScheduleConfig(
+            schedule=optim.schedule, peak=optim.lr, warmup=optim.warmup, updates=optim.updates, final=optim.final_lr
         )
-        cfg.optimizer._name = "headlab_adam"
-        cfg.lr_scheduler = OmegaConf.structured(schedule)
-        cfg.lr_scheduler._name = "headlab_schedule"
-    cfg.common.seed = seed
-    cfg.common.cpu = machine.device == "cpu"
-    cfg.common.fp16 = machine.device == "cuda" and machine.precision == "fp16"
-    cfg.common.bf16 = machine.device == "cuda" and machine.precision == "bf16"
-    cfg.common.fp16_no_flatten_grads = True  # gates and weights differ in learning rate
-    cfg.dataset.max_tokens = cfg.dataset.max_tokens_valid = optim.batch_tokens
-    cfg.dataset.num_workers = 0  # the corpus is memory-mapped; a worker only costs a core
-    cfg.dataset.required_batch_size_multiple = 1
-    cfg.optimization.clip_norm = optim.clip_norm
-    cfg.optimization.update_freq = [optim.update_freq]
-    cfg.optimization.lr = [schedule.peak]
-    cfg.checkpoint.save_dir = str(work)
-    cfg.distributed_training.distributed_world_size = 1
-    return cfg
+
+
+def fit(job: Job) -> None:
+    """Do ``job``, from its last intact checkpoint if there is one, in one process or one per device."""
+    if job.machine.devices == 1:
+        Training(job).run()
+        return
+    job.states.add(job.span.stop)
+    with tempfile.TemporaryDirectory() as folder:
+        # fairseq moves these processes' gradients with torch.distributed, which trusts its peers: one machine only.
+        torch.multiprocessing.spawn(_process, (job, f"file://{folder}/meeting"), job.machine.devices)
+    load_weights(job.model, read_tensors(job.work / "states" / f"{job.span.stop}.safetensors"))
+
+
+def _process(number: int, job: Job, meeting: str) -> None:
+    torch.set_num_threads(max(job.machine.threads // job.machine.devices, 1))
+    Training(job, Rank(number, meeting)).run()
+    torch.distributed.destroy_process_group()
 
 
 class Training:
-    """One training: a model, a corpus, a schedule and perhaps a pruning method, over a span of updates.
+    """fairseq's Trainer at work on a :class:`Job`; with ``rank``, as one of several processes."""
 
-    Args:
-        model: trained in place; parameters that do not require gradients stay as they are.
-        work: the run directory; checkpoints go to ``checkpoints/``, saved states to ``states/``, the log to
-            ``metrics.jsonl``.
-        span: which updates of ``schedule`` to make; batches follow the same numbering, so that two trainings
-            with one seed see the same batches at the same update.
-        states: the updates after which the weights are saved to ``states/<update>.safetensors``.
-        on_update: called after each update with its number.
-    """
-
-    def __init__(self, model: HeadlabTransformer, task: HeadlabTask, optim: OptimConfig, schedule: ScheduleConfig,
-                 seed: int, machine: Machine, work: Path, span: Span, states: Collection[int] = (),
-                 method: Method | None = None, gate_lr: float = 0.0,
-                 on_update: Callable[[int], None] | None = None) -> None:  # fmt: skip
-        self.model, self.task, self.optim, self.schedule = model, task, optim, schedule
-        self.work, self.span, self.states, self.method, self.on_update = work, span, set(states), method, on_update
+    def __init__(self, job: Job, rank: Rank | None = None) -> None:
+        self.job, self.optim, self.method = job, job.optim, job.method
         for split in ("train", "valid"):
-            task.load_dataset(split)
-        self.trainer = Trainer(
-            _fairseq_config(task, optim, schedule, gate_lr, seed, machine, work),
-            task, model, TranslationLoss(task, optim.label_smoothing, method),
-        )  # fmt: skip
+            job.task.load_dataset(split)
+        cfg = fairseq_config(job.task, job.optim, job.schedule, job.gate_lr, job.seed, job.machine)
+        if rank is not None:
+            join(cfg, rank)
+        self.first = rank is None or rank.number == 0
+        loss = TranslationLoss(job.task, job.optim.label_smoothing, job.method)
+        self.trainer = Trainer(cfg, job.task, job.model, loss)
         self.trainer._build_optimizer()
-        self.checkpoints = Checkpoints(work / "checkpoints")
-        self.log_path = work / "metrics.jsonl"
+        self.checkpoints = Checkpoints(job.work / "checkpoints")
+        self.log = _Log(job.work) if self.first else None
 
-    def run(self, title: str) -> None:
-        """Train to the end of the span, from the last intact checkpoint if there is one."""
+    def run(self) -> None:
+        """Train to the end of the span."""
+        span, optim = self.job.span, self.optim
         metrics.reset()
         epochs = self.trainer.get_train_iterator(epoch=1, load_dataset=False)
         done = self._resume(epochs)
-        with Progress(title, self.span.stop, done) as progress:
-            batches = self._batches(epochs, done)
-            window, window_tokens, window_start = [], 0.0, time.monotonic()
-            while done < self.span.stop:
+        batches = self._batches(epochs)
+        losses: list[float] = []
+        tokens, since = 0.0, time.monotonic()
+        with Progress(self.job.title, span.stop, done) if self.first else contextlib.nullcontext() as progress:
+            while done < span.stop:
                 samples = next(batches)
                 if self.method is not None:
-                    spread = max(self.span.stop - self.span.start, 1)
-                    self.method.advance(epochs.epoch, done, (done - self.span.start) / spread)
+                    self.method.advance(epochs.epoch, done, (done - span.start) / (span.stop - span.start))
                 numbers = self.trainer.train_step(samples)
                 if numbers is None:
                     raise RunError(f"update {done + 1} ran out of memory: set optim.batch_tokens lower")
                 done += 1
-                window.append(numbers["loss"])
-                window_tokens += sum(s["ntokens"] for s in samples)
-                if done % self.optim.log_every == 0 or done == self.span.stop:
-                    elapsed = time.monotonic() - window_start
-                    line = self._log(done, epochs.epoch, window, window_tokens / elapsed, numbers)
-                    window, window_tokens, window_start = [], 0.0, time.monotonic()
-                    progress.at(done, line)
-                if done in self.states:
-                    save_state(self.model, self.work / "states" / f"{done}.safetensors")
-                if self.on_update is not None:
-                    self.on_update(done)
-                if done % self.optim.checkpoint_every == 0 and done < self.span.stop:
+                losses.append(float(numbers["loss"]))
+                tokens += float(numbers["ntokens"])
+                if done % optim.validate_every == 0 or done == span.stop:
+                    numbers["valid_loss"] = self.valid_loss()
+                    if self.log is not None and numbers["valid_loss"] < self.log.best_valid_loss():
+                        save_state(self.job.model, self.job.work / "checkpoints" / "best.safetensors")
+                if self.log is not None and (done % optim.log_every == 0 or "valid_loss" in numbers):
+                    rate = tokens / (time.monotonic() - since)
+                    line = self._line(done, epochs.epoch, sum(losses) / len(losses), rate, numbers)
+                    self.log.write(line)
+                    losses, tokens, since = [], 0.0, time.monotonic()
+                    if progress is not None:
+                        told = ((k, v) for k, v in line.items() if k not in ("update", "epoch"))
+                        progress.at(done, ", ".join(f"{k} {v}" for k, v in told))
+                if done in self.job.states and self.first:
+                    save_state(self.job.model, self.job.work / "states" / f"{done}.safetensors")
+                if done % optim.checkpoint_every == 0 and done < span.stop:
                     self._checkpoint(epochs, done)
 
-    def _batches(self, epochs: Any, done: int) -> Iterator[list[dict[str, Any]]]:
-        """Update by update, over all epochs; ``done`` updates of the schedule are skipped."""
+    def _batches(self, epochs: Any) -> Iterator[list[dict[str, Any]]]:
+        """The batches of one update after the other, epoch after epoch."""
         while True:
             itr = epochs.next_epoch_itr(fix_batches_to_gpus=False, shuffle=True)
-            grouped = iterators.GroupedIterator(itr, self.optim.update_freq)
             self.trainer.begin_epoch(epochs.epoch)
-            yield from grouped
+            yield from iterators.GroupedIterator(itr, self.optim.update_freq)
 
     def _resume(self, epochs: Any) -> int:
         extra = self.checkpoints.load_into(self.trainer)
         if extra is not None:
-            done = self.trainer.get_num_updates()
+            done = int(self.trainer.get_num_updates())
             epochs.load_state_dict(extra["train_iterator"])
             if self.method is not None:
                 self.method.load_state_dict(extra["method"])
         else:
-            done = self.span.start
-            per_epoch = -(-len(epochs) // self.optim.update_freq)
+            done = self.job.span.start
+            epoch, within = divmod(done, -(-len(epochs) // self.optim.update_freq))
             epochs.load_state_dict(
-                {"epoch": done // per_epoch + 1, "iterations_in_epoch": done % per_epoch * self.optim.update_freq,
-                 "shuffle": True, "len": len(epochs)}
-            )  # fmt: skip
+                {
+                    "epoch": epoch + 1,
+                    "iterations_in_epoch": within * self.optim.update_freq,
+                    "shuffle": True,
+                    "len": len(epochs),
+                }
+            )
             self.trainer.set_num_updates(done)
             self.trainer.lr_scheduler.step_update(done)
-        _cut_log(self.log_path, done)
+        if self.log is not None:
+            self.log.cut(done)
         return done
 
     def _checkpoint(self, epochs: Any, done: int) -> None:
         method = self.method.state_dict() if self.method is not None else None
-        self.checkpoints.save(self.trainer, done, {"train_iterator": epochs.state_dict(), "method": method})
+        if self.first:
+            self.checkpoints.save(self.trainer, done, {"train_iterator": epochs.state_dict(), "method": method})
 
-    def _log(self, done: int, epoch: int, losses: list[float], rate: float, numbers: dict[str, Any]) -> str:
-        line: dict[str, Any] = {
-            "update": done, "epoch": epoch, "loss": round(sum(map(float, losses)) / len(losses), 4),
-            "lr": float(f"{learning_rate(self.schedule, done - 1):.4g}"), "tokens_per_s": round(rate),
-        }  # fmt: skip
+    def _line(self, done: int, epoch: int, loss: float, rate: float, numbers: dict[str, Any]) -> dict[str, Any]:
+        """What ``metrics.jsonl`` says about an update: losses in nats per target token, since the last line."""
+        rate_now = learning_rate(self.job.schedule, done - 1)
+        line: dict[str, Any] = {"update": done, "epoch": epoch, "loss": loss, "lr": rate_now}
         if self.method is not None:
-            line["method_loss"] = round(float(numbers["method_loss"]), 5)
-            line |= {k: round(v, 5) if isinstance(v, float) else v for k, v in self.method.log().items()}
-        if done % self.optim.validate_every == 0 or done == self.span.stop:
-            line["valid_loss"] = round(self.valid_loss(), 4)
-        with self.log_path.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(line) + "\n")
-        return ", ".join(f"{k} {v}" for k, v in line.items() if k not in ("update", "epoch"))
+            line |= {"method_loss": float(numbers["method_loss"]), **self.method.log()}
+        if "valid_loss" in numbers:
+            line["valid_loss"] = numbers["valid_loss"]
+        line["tokens_per_s"] = round(rate)
+        return {k: float(f"{v:.5g}") if isinstance(v, float) else v for k, v in line.items()}
 
     def valid_loss(self) -> float:
         """Cross-entropy on the valid set without label smoothing, in nats per target token."""
         itr = self.trainer.get_valid_iterator("valid").next_epoch_itr(shuffle=False, set_dataset_epoch=False)
-        total, tokens = 0.0, 0
+        sums = torch.zeros(2, dtype=torch.float64)
         with metrics.aggregate(new_root=True):
             for sample in itr:
-                sample, _ = self.trainer._prepare_sample(sample)
+                sample, is_dummy = self.trainer._prepare_sample(sample)
                 with torch.inference_mode():
-                    loss, size, _ = self.task.valid_step(sample, self.model, self.trainer.get_criterion())
-                total, tokens = total + float(loss), tokens + int(size)
-        return total / max(tokens, 1)
+                    loss, size, _ = self.job.task.valid_step(sample, self.job.model, self.trainer.get_criterion())
+                if not is_dummy:
+                    sums += torch.tensor([float(loss), float(size)], dtype=torch.float64)
+        if self.job.machine.devices > 1:
+            sums = sums.to(self.trainer.device)
+            torch.distributed.all_reduce(sums)
+        return float(sums[0] / sums[1])
 
 
-def _cut_log(path: Path, done: int) -> None:
-    """Drop lines past update ``done`` (and a torn last one), which a resumed run writes again."""
-    if not path.exists():
-        return
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        with contextlib.suppress(ValueError):
-            if json.loads(line)["update"] <= done:
-                kept.append(line)
-    path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+class _Log:
+    """``metrics.jsonl``, and TensorBoard's files where that is installed."""
+
+    def __init__(self, work: Path) -> None:
+        self.path = work / "metrics.jsonl"
+        self.board: Callable[..., None] | None = None
+        with contextlib.suppress(ImportError):
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.board = SummaryWriter(str(work / "tensorboard")).add_scalar
+
+    def write(self, line: dict[str, Any]) -> None:
+        with self.path.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(line) + "\n")
+        if self.board is not None:
+            for name in line.keys() - {"update"}:
+                self.board(name, line[name], line["update"])
+
+    def best_valid_loss(self) -> float:
+        """The smallest valid loss so far."""
+        return min((line["valid_loss"] for line in self._lines() if "valid_loss" in line), default=math.inf)
+
+    def _lines(self) -> Iterator[dict[str, Any]]:
+        for line in self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []:
+            with contextlib.suppress(ValueError):  # torn by a kill
+                yield json.loads(line)
+
+    def cut(self, done: int) -> None:
+        """Drop lines past update ``done`` (and a torn last one), which a resumed run writes again."""
+        kept = [json.dumps(line) for line in self._lines() if line["update"] <= done]
+        atomic_write(self.path, "".join(line + "\n" for line in kept))
