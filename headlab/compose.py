@@ -185,7 +185,8 @@ def _composed(choices: dict[str, str]) -> DictConfig:
     GlobalHydra.instance().clear()  # whatever a library left there
     try:
         with hydra.initialize_config_dir(str(config_dir().resolve()), version_base="1.3", job_name="headlab"):
-            files = hydra.compose("config", [f"{group}={name}" for group, name in choices.items()])
+            # not named "config": fairseq, once imported, has registered a schema of that name with Hydra
+            files = hydra.compose("headlab", [f"{group}={name}" for group, name in choices.items()])
         return typing.cast(DictConfig, OmegaConf.merge(OmegaConf.structured(Config), files))
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
         key = getattr(error, "full_key", None)

@@ -1,20 +1,21 @@
 """Dropout that is cheap on a CPU, where torch's Bernoulli sampling costs more than the matrix products around it.
 
-A mask needs one random number per element but not 53 random bits: here each element gets 16 bits, cut from
-full-range 64-bit draws of torch's own generator, so that ``torch.manual_seed`` reproduces masks as usual. The
-rate is the nearest multiple of 1/65536 and the scale is its exact inverse, so the output is unbiased.
+A mask needs one random number per element but not 53 random bits: here each element gets 16 bits of NumPy's
+SFC64 stream. The stream is seeded from torch's generator, so ``torch.manual_seed`` reproduces masks as usual.
+The rate is the nearest multiple of 1/65536 and the scale is its exact inverse, so the output is unbiased.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 _LEVELS = 1 << 16
-_LOWEST = -(1 << 63)
+_LARGEST_SEED = (1 << 63) - 1
 
 
 class _ScaledMask(torch.autograd.Function):
@@ -41,9 +42,12 @@ def dropout(x: Tensor, p: float, training: bool) -> Tensor:
     if x.device.type != "cpu":
         return F.dropout(x, p, training)
     dropped = round(p * _LEVELS)
-    draws = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(_LOWEST, None)
-    keep = draws.view(torch.int16)[: x.numel()].view(x.shape) >= dropped - _LEVELS // 2
-    return _ScaledMask.apply(x, keep.to(x.dtype).mul_(_LEVELS / (_LEVELS - dropped)))
+    stream = np.random.SFC64(int(torch.randint(_LARGEST_SEED, ())))
+    draws = torch.from_numpy(stream.random_raw((x.numel() + 3) // 4).view(np.int16))
+    mask = torch.empty_like(x, memory_format=torch.contiguous_format)
+    # Written as numbers at once: a mask of bools would cost twice the time to convert.
+    torch.ge(draws[: x.numel()].view(x.shape), dropped - _LEVELS // 2, out=mask)
+    return _ScaledMask.apply(x, mask.mul_(_LEVELS / (_LEVELS - dropped)))
 
 
 class Dropout(nn.Module):

@@ -83,7 +83,7 @@ def fairseq_config(
     )
     with open_dict(cfg):
         cfg.task = OmegaConf.structured(task.cfg)
-        cfg.model = cfg.criterion = None
+        cfg.model, cfg.criterion = {"_name": "headlab"}, None  # fairseq looks into `model` when it resumes
         cfg.optimizer = OmegaConf.structured(adam)
         cfg.optimizer._name = "headlab_adam"
         cfg.lr_scheduler = OmegaConf.structured(schedule)

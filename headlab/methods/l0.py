@@ -70,13 +70,17 @@ class L0(Method):
     trains = True
     #: Share of a target's updates in which the goal falls to it; the rest is for gates to settle.
     FALL = 0.5
-    #: How far ln(lambda) moves per update for each head too many or too few (relative to the scope's heads).
-    GAIN = 0.6
-    START_PENALTY = 1e-3
+    #: The controller of ln(lambda): weights of the margin, of its sum over updates, and of its change per update.
+    PROPORTIONAL, INTEGRAL, DERIVATIVE = 1.0, 0.04, 8.0
+    START_PENALTY = 0.001  # per token and head, where the controller begins
+    #: |log_a| is kept below this, so that no gate is ever too far from 0 to come back while a target lasts.
+    LIMIT = 3.0
 
     def __init__(self, cfg: L0Config, targets: Sequence[int] = (), updates_per_target: int = 0) -> None:
         self.cfg, self.targets, self.updates_per_target = cfg, list(targets), updates_per_target
         self.penalty = cfg.penalty if cfg.penalty is not None else self.START_PENALTY
+        self.level = math.log(self.penalty)  # the controller's sum
+        self.falling: list[float] = []  # the log_a of the update before, largest first
         self.goal = math.nan
 
     def attach(self, model: nn.Module, scope: Iterable[str]) -> None:
@@ -93,7 +97,7 @@ class L0(Method):
 
     def _start(self, heads: int) -> Tensor:
         if self.cfg.init == "open":  # g = 1 exactly in evaluation
-            return torch.full((heads,), 3.0)
+            return torch.full((heads,), self.LIMIT)
         bound = math.sqrt(6 / (heads * 2))  # released code: Glorot-uniform of a (1, heads, 1, 1) variable
         return torch.empty(heads).uniform_(-bound, bound)
 
@@ -110,13 +114,32 @@ class L0(Method):
         return self.penalty * torch.cat([gate.open_probability() for gate in self.gates]).sum()
 
     def advance(self, epoch: int, update: int, progress: float) -> None:
-        """Steer lambda so that the number of gates with log_a > 0 follows the goal; nothing with a fixed penalty."""
+        """Steer lambda so that as many gates have log_a > 0 as the goal says; nothing with a fixed penalty.
+
+        Counting open gates alone would tell the controller nothing while gates travel towards 0, and lambda would
+        grow until all of them fall together. So it watches where the border between kept and closed heads lies:
+        the margin is log_a halfway between the last head that should be open and the first that should not. The
+        count is right exactly when those two lie on either side of 0.
+        """
+        with torch.no_grad():
+            for gate in self.gates:
+                gate.log_a.clamp_(-self.LIMIT, self.LIMIT)
         if not self.targets:
             return
-        count, total = self.open_heads(), len(self.log_a())
-        self.goal = self.goal_at(update, total)
-        error = (count - self.goal) / total
-        self.penalty = min(max(self.penalty * math.exp(self.GAIN * error), 1e-6), 10.0)
+        self.goal = self.goal_at(update, len(self.heads()))
+        falling = sorted(self.log_a().tolist(), reverse=True)
+        place = round(self.goal)
+        margin = self.margin(falling, place)
+        change = margin - self.margin(self.falling or falling, place)
+        self.falling = falling
+        # Bounded, so that the sum does not grow while gates are on their way from the start to 0.
+        self.level += self.INTEGRAL * min(max(margin, -0.5), 0.5)
+        self.penalty = math.exp(self.level + self.PROPORTIONAL * margin + self.DERIVATIVE * change)
+
+    def margin(self, falling: Sequence[float], count: int) -> float:
+        """Halfway between the ``count``-th of ``falling`` and the next; LIMIT stands in where there is none."""
+        bounded = [self.LIMIT, *falling, -self.LIMIT]
+        return (bounded[count] + bounded[count + 1]) / 2
 
     def goal_at(self, update: int, total: int) -> float:
         """The number of open heads aimed at in update ``update``: falls linearly, then holds, target by target."""
@@ -163,9 +186,9 @@ class L0(Method):
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        """lambda; the gates themselves are parameters of the model."""
-        return {"penalty": self.penalty}
+        """lambda and the controller; the gates themselves are parameters of the model."""
+        return {"penalty": self.penalty, "level": self.level, "falling": self.falling}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up an earlier lambda."""
-        self.penalty = float(state["penalty"])
+        self.penalty, self.level, self.falling = state["penalty"], state["level"], state["falling"]
