@@ -76,6 +76,13 @@ def heads_in_scope(cfg: Config) -> int:
     return Layout.full(model.encoder_layers, model.decoder_layers, model.heads).total(scope_of(cfg))
 
 
+def targets_of(cfg: Config) -> list[int]:
+    """The head counts to prune to, falling; empty for Voita's protocol with a fixed penalty."""
+    if cfg.prune.targets is not None:
+        return sorted(set(cfg.prune.targets), reverse=True)
+    return [cfg.prune.target] if cfg.prune.target is not None else []
+
+
 def check(cfg: Config, verb: str, bad: set[str]) -> list[Problem]:
     """All that is wrong with ``cfg`` for ``verb``, leaving out what depends on the keys in ``bad``."""
     found = [problem for problem in _single(cfg) if problem[0] not in bad]
@@ -102,8 +109,8 @@ def check(cfg: Config, verb: str, bad: set[str]) -> list[Problem]:
         if verb in ("prune", "validate") and cfg.model.share_all_embeddings and scope_of(cfg) == ("enc-self",):
             text = "with scope enc-self the decoder is frozen, its embedding too; set it to false or widen prune.scope"
             found.append(("model.share_all_embeddings", f"model.share_all_embeddings=true: {text}"))
-    if known("experiment", "base", "data") and cfg.base is None and cfg.data.source == "files":
-        found += _files(cfg)
+    if known("experiment", "base", "data") and cfg.base is None and cfg.data.source == "files" and verb != "translate":
+        found += _files(cfg, verb)
     return found
 
 
@@ -180,6 +187,16 @@ def _counts(cfg: Config) -> Iterator[Problem]:
                 yield key, f"{key}={target}: has to be from 0 to {total}, the number of heads within {kinds}"
         if len(set(targets)) < len(targets):
             yield key, f"{key}: {', '.join(map(str, targets))} has the same number twice"
+    targets = targets_of(cfg)
+    for name, counts in cfg.prune.rivals.items():
+        extra = [count for count in counts if count not in targets and 0 <= count <= total]
+        if targets and extra:
+            numbers, listed = ", ".join(map(str, extra)), ",".join(map(str, [*targets, *extra]))
+            yield (
+                "prune.rivals",
+                f"prune.rivals.{name}: {numbers} is not among the targets, and a rival gets the updates of its target; "
+                f"leave it out or set prune.targets=[{listed}]",
+            )
     if cfg.method.name in cfg.prune.rivals:
         yield (
             "prune.rivals",
@@ -187,11 +204,15 @@ def _counts(cfg: Config) -> Iterator[Problem]:
         )
 
 
-def _files(cfg: Config) -> Iterator[Problem]:
+def _files(cfg: Config, verb: str) -> Iterator[Problem]:
     """Whether the user's own text is there."""
     from headlab.corpora.files import locate  # loads SentencePiece
 
     try:
         locate(cfg.data)
     except UserError as error:
-        yield from (("data.files", line) for line in error.problems)
+        if verb == "evaluate":
+            advice = "evaluate needs the corpus of the run; start it in the folder that the run was made from"
+            yield "data.files", f"{error.problems[0]}; {advice}"
+        else:
+            yield from (("data.files", line) for line in error.problems)

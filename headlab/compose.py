@@ -24,6 +24,7 @@ from yaml import YAMLError
 from headlab.checks import Problem, check
 from headlab.config import Config
 from headlab.errors import UserError
+from headlab.progress import say
 from headlab.runs import atomic_write
 
 #: What of a configuration belongs to a base model, and is taken from it.
@@ -85,9 +86,13 @@ def compose(overrides: list[str], verb: str = "prune") -> Config:
         if values.get(f"prune.{one}", "null") != "null" and f"prune.{other}" not in values:
             cfg.prune[other] = None
     _assign(cfg, values, found)
+    dropped = _drop_rivals(cfg, values) if not found else []
     if cfg.base is not None and verb != "train":
         _take_base(cfg, {*values, *(OF_BASE if "experiment" in choices else choices)}, found)
-    return _checked(cfg, verb, found)
+    result = _checked(cfg, verb, found)
+    for line in dropped:
+        say(line)
+    return result
 
 
 def compose_for_run(run: Path, overrides: list[str], verb: str = "evaluate") -> Config:
@@ -224,6 +229,23 @@ def _expected(key: str, kind: Any, schema: dict[str, Any]) -> str:
         return "plain text without ${...}"
     words = _WORDS.get(kind, "names, e.g. enc-self,dec-self")
     return f"{words}; several go into {key}s" if f"{key}s" in schema else words
+
+
+def _drop_rivals(cfg: DictConfig, values: dict[str, str]) -> list[str]:
+    """Leave out an experiment's rivals at counts that are no targets any more, since others were asked for.
+
+    Returns a line about each of them.
+    """
+    asked = {"prune.target", "prune.targets"} & values.keys()
+    if not asked or any(key.startswith("prune.rivals") for key in values):
+        return []
+    targets = {cfg.prune.target, *(cfg.prune.targets or [])}
+    told = []
+    for name, counts in list(cfg.prune.rivals.items()):
+        if lost := [count for count in counts if count not in targets]:
+            told.append(f"left out: {name} at {', '.join(map(str, lost))}, which is not among the targets asked for")
+            cfg.prune.rivals[name] = [count for count in counts if count in targets]
+    return told
 
 
 def _take_base(cfg: DictConfig, explicit: set[str], found: list[Problem]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headlab.config import MachineConfig
 from headlab.errors import UserError
@@ -25,18 +25,30 @@ def decide(cfg: MachineConfig, runs_dir: Path) -> Machine:
     from headlab.fairseq_plugin.setup import Machine
 
     path = runs_dir / "machine.json"
-    kept = read_json(path) if path.exists() else {}
-    if not kept:
+    kept = read_json(path) if path.exists() else None
+    if kept is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
         kept = {"device": device, "precision": _precision(device), "threads": len(os.sched_getaffinity(0))}
         write_json(path, kept)
+    if not _is_decision(kept):
+        raise UserError(f"{path}: damaged, it does not name a device, a precision and threads; delete it and run again")
     device = kept["device"] if cfg.device == "auto" else cfg.device
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError(f"machine.device=cuda: no CUDA device is available here; set machine.device=cpu (see {path})")
     precision = cfg.precision
     if precision == "auto":
         precision = kept["precision"] if device == kept["device"] else _precision(device)
-    return Machine(device, precision, cfg.threads or int(kept["threads"]), cfg.devices)
+    return Machine(device, precision, cfg.threads or kept["threads"], cfg.devices)
+
+
+def _is_decision(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and value.get("device") in ("cpu", "cuda")
+        and value.get("precision") in ("fp32", "bf16", "fp16")
+        and type(value.get("threads")) is int
+        and value["threads"] > 0
+    )
 
 
 def _precision(device: str) -> str:

@@ -15,7 +15,7 @@ from headlab.config import Config
 from headlab.fairseq_plugin.generation import Translator
 from headlab.fairseq_plugin.modelfiles import load_model, read_layout
 from headlab.fairseq_plugin.setup import Machine
-from headlab.paper import PAPER_BLEU
+from headlab.paper import paper_bleu
 from headlab.progress import Progress
 from headlab.report.rows import Row
 from headlab.runs import RunDir, atomic_write, digest, read_json, sha256_of, write_json
@@ -47,6 +47,7 @@ class Measure:
             control: Path | None = None, reference: str = "") -> Row:  # fmt: skip
         """Measure the model in ``folder``; what was measured before is read from ``scores.json`` there."""
         cfg, scope = self.cfg, scope_of(self.cfg)
+        langs = (cfg.data.source_lang, cfg.data.target_lang)
         layout = read_layout(folder)
         scores = self.scores(folder)
         full = layout.count() == layout.total()
@@ -57,7 +58,7 @@ class Measure:
             kept_enc_self=layout.count(["enc-self"]), kept_dec_self=layout.count(["dec-self"]),
             kept_enc_dec=layout.count(["enc-dec"]), layout=str(layout),
             **scores, **speed, **self._size(layout), **self._trained(folder, spent), run=str(folder),
-            paper_bleu=self._paper(scope, method, variant, layout.count(scope)),
+            paper_bleu=paper_bleu(langs, scope, method, variant, layout),
         )  # fmt: skip
         if control is not None:
             self.scores(control)
@@ -73,7 +74,9 @@ class Measure:
 
     def scores(self, folder: Path) -> dict[str, Any]:
         """BLEU and chrF on test and BLEU on valid; translations stay in ``hypotheses.txt``."""
-        key = self._key(folder, beam=self.cfg.score.beam, lenpen=self.cfg.score.lenpen)
+        score = self.cfg.score
+        # fairseq ends a hypothesis by the longest source of its batch, so that the batches can matter
+        key = self._key(folder, beam=score.beam, lenpen=score.lenpen, batch_sentences=score.batch_sentences)
         found = _cached(folder / "scores.json", key)
         if found is None or not (folder / "hypotheses.txt").exists():
             translate = self._translator(folder)
@@ -138,11 +141,6 @@ class Measure:
             "precision": self.machine.precision,
             "threads": self.machine.threads,
         }
-
-    def _paper(self, scope: tuple[str, ...], method: str, variant: str, kept: int) -> float | None:
-        if variant == "base":
-            return PAPER_BLEU.get((scope, "base"))
-        return PAPER_BLEU.get((scope, kept)) if method == "l0" else None
 
     def _text(self, split: str) -> tuple[list[str], list[str]]:
         langs = (self.cfg.data.source_lang, self.cfg.data.target_lang)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-_ENCODER = ("enc-self",)
+from collections.abc import Sequence
+
+from headlab.attention.heads import Layout
 
 #: Voita et al. 2019, figure 7, WMT EN-RU, encoder heads only: BLEU (read off, ±0.01) by heads kept of 48.
 VOITA_FIGURE_7 = {
@@ -10,8 +12,13 @@ VOITA_FIGURE_7 = {
     3: 28.54, 2: 28.27,
 }  # fmt: skip
 
-#: By scope, and heads kept or "base".
-PAPER_BLEU: dict[tuple[tuple[str, ...], int | str], float] = {
-    (_ENCODER, "base"): VOITA_FIGURE_7[48],
-    **{(_ENCODER, kept): bleu for kept, bleu in VOITA_FIGURE_7.items()},
-}
+
+def paper_bleu(langs: tuple[str, str], scope: Sequence[str], method: str, variant: str, layout: Layout) -> float | None:
+    """The BLEU that the paper printed for a row; None where it has no such model.
+
+    Its models translate English to Russian, with 6 encoder layers of 8 heads: its base, and what L0 gates leave of it.
+    """
+    alike = langs == ("en", "ru") and tuple(scope) == ("enc-self",) and layout.heads["enc-self"] == (8,) * 6
+    if not alike or not (method == "l0" or variant == "base"):
+        return None
+    return VOITA_FIGURE_7.get(layout.count(scope))

@@ -10,8 +10,9 @@ from pathlib import Path
 from rich.console import Console
 
 from headlab import corpora
-from headlab.checks import scope_of
+from headlab.checks import scope_of, targets_of
 from headlab.config import Config
+from headlab.errors import UserError
 from headlab.fairseq_plugin.generation import Translator
 from headlab.fairseq_plugin.modelfiles import load_model, read_layout
 from headlab.fairseq_plugin.setup import Machine
@@ -45,6 +46,7 @@ def prune(cfg: Config) -> None:
     started = time.time()
     stages = Stages(cfg, _machine(cfg))
     base = stages.base()
+    _check_base(cfg, base)
     measure = Measure(cfg, stages.machine, stages.data(), base)
     prune_cfg, method = cfg.prune, cfg.method.name
     targets = targets_of(cfg)
@@ -82,11 +84,13 @@ def prune(cfg: Config) -> None:
     _record(cfg, rows, started, stages.machine, {"base": base / "model.safetensors"})
 
 
-def targets_of(cfg: Config) -> list[int]:
-    """The head counts to prune to, falling; empty for Voita's protocol with a fixed penalty."""
-    if cfg.prune.targets is not None:
-        return sorted(set(cfg.prune.targets), reverse=True)
-    return [cfg.prune.target] if cfg.prune.target is not None else []
+def _check_base(cfg: Config, base: RunDir) -> None:
+    """A base that was pruned itself may have fewer heads than its shape."""
+    scope = scope_of(cfg)
+    count = read_layout(base.path).count(scope)
+    if too_many := [target for target in targets_of(cfg) if target > count]:
+        numbers = ", ".join(map(str, too_many))
+        raise UserError(f"target {numbers}: the base {base} has {count} heads within {', '.join(scope)}; choose fewer")
 
 
 def evaluate(run: Path, cfg: Config) -> None:
@@ -112,14 +116,22 @@ def _machine(cfg: Config) -> Machine:
     return decide(cfg.machine, Path(cfg.runs_dir))
 
 
+def _base_name(cfg: Config) -> list[str]:
+    """What tells results of the base that ``base=`` names from those of other bases."""
+    if cfg.base is None:
+        return []
+    path = Path(cfg.base).resolve()
+    return [path.parent.name, path.name] if path.name.startswith("at-") else [path.name]
+
+
 def _record(
     cfg: Config, rows: list[Row], started: float | None = None, machine: Machine | None = None,
     inputs: dict[str, Path] | None = None,
 ) -> None:  # fmt: skip
     """Write the rows, the table and figures made of them, and where they come from."""
     folder = Path(cfg.results_dir) / cfg.results
-    if cfg.results == "adhoc":  # rows of different corpora and shapes are kept apart
-        folder = folder / f"{cfg.data.name}-{cfg.model.name}"
+    if cfg.results == "adhoc":  # rows of different corpora, shapes and named bases are kept apart
+        folder = folder / "-".join([cfg.data.name, cfg.model.name, *_base_name(cfg)])
     write_rows(folder, rows)
     if started is not None and machine is not None:
         record = asdict(cfg)

@@ -15,32 +15,27 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from headlab import corpora
+from headlab import corpora, identities
 from headlab.attention.heads import Layout
 from headlab.attention.removal import remove_heads
+from headlab.averaging import averaged, candidates
 from headlab.checks import scope_of
 from headlab.compose import save_config
 from headlab.config import Config, OptimConfig
-from headlab.fairseq_plugin import checkpoints
+from headlab.errors import UserError
 from headlab.fairseq_plugin.binarize import binarize
+from headlab.fairseq_plugin.checkpoints import read_tensors
 from headlab.fairseq_plugin.components import HeadlabTask
 from headlab.fairseq_plugin.model import HeadlabTransformer, build_model, detached_state, freeze_decoder, load_weights
-from headlab.fairseq_plugin.modelfiles import read_layout, save_model
+from headlab.fairseq_plugin.modelfiles import save_model, saved_model
 from headlab.fairseq_plugin.setup import Corpus, Machine, load_task
 from headlab.fairseq_plugin.training import Job, Span, fit
 from headlab.methods.base import Method
 from headlab.methods.l0 import L0
 from headlab.methods.random import Random
 from headlab.progress import say
-from headlab.runs import RunDir, digest, manifest, read_json, write_json
-
-#: Raised when a stage's computation changes, so that results of older code are not taken for its own.
-VERSIONS = {"data": 1, "base": 1, "continue": 1, "select": 1}
-
-#: What of the optimiser's settings cannot change a result.
-WITHOUT_EFFECT = ("name", "log_every", "checkpoint_every")
+from headlab.runs import RunDir, atomic_write, manifest, read_json, write_json
 
 
 @dataclass(frozen=True)
@@ -51,29 +46,13 @@ class Stages:
     machine: Machine
     told: set[Path] = field(default_factory=set)  # finished runs that were named already
 
-    # --- identities -------------------------------------------------------------------------------------------
-
-    def _identity(self, stage: str, **parts: Any) -> dict[str, Any]:
-        return {"stage": stage, "version": VERSIONS[stage], "machine": asdict(self.machine), **parts}
-
-    def _optim(self, optim: OptimConfig) -> dict[str, Any]:
-        settings = {k: v for k, v in asdict(optim).items() if k not in WITHOUT_EFFECT}
-        if optim.average_rule == "last":
-            settings.pop("validate_every")
-        return settings
-
-    def _continuation(self, last: int) -> OptimConfig:
-        """The optimiser of everything that starts from the base: its own peak, and a warm-up that restarts."""
-        prune = self.cfg.prune
-        return replace(self.cfg.optim, lr=prune.lr, warmup=prune.warmup, schedule=prune.schedule, updates=last)
-
     # --- stages -----------------------------------------------------------------------------------------------
 
     def data(self) -> RunDir:
         """Text, pieces and fairseq's binary form of the corpus."""
         data = self.cfg.data
         joint = self.cfg.model.share_all_embeddings
-        identity = {"version": VERSIONS["data"], **corpora.identity(data), "joint": joint}
+        identity = {"version": identities.VERSIONS["data"], **corpora.identity(data), "joint": joint}
         run = RunDir(Path(self.cfg.runs_dir), "data", data.name, identity)
         with self._making(run, identity) as started:
             if started is not None:
@@ -89,9 +68,7 @@ class Stages:
         if cfg.base is not None:
             return _existing(Path(cfg.base))
         data = self.data()
-        identity = self._identity(
-            "base", data=data.path.name, model=_shape(cfg), optim=self._optim(cfg.optim), seed=cfg.seed
-        )
+        identity = identities.of_new(cfg, self.machine, data, cfg.optim)
         run = RunDir(Path(cfg.runs_dir), "base", cfg.data.name, identity)
         with self._making(run, identity) as started:
             if started is not None:
@@ -102,9 +79,7 @@ class Stages:
         """A model with a pruned layout trained from random initialisation for ``updates`` updates."""
         cfg = self.cfg
         data, optim = self.data(), replace(cfg.optim, updates=updates)
-        identity = self._identity(
-            "base", data=data.path.name, model=_shape(cfg), optim=self._optim(optim), seed=cfg.seed, layout=str(layout)
-        )
+        identity = identities.of_new(cfg, self.machine, data, optim, layout=str(layout))
         run = RunDir(Path(cfg.runs_dir), "scratch", f"{cfg.data.name}-{layout.count()}", identity)
         with self._making(run, identity) as started:
             if started is not None:
@@ -113,20 +88,21 @@ class Stages:
 
     def control(self, base: RunDir, points: Collection[int]) -> dict[int, Path]:
         """The base trained on with nothing pruned; a model folder for each of ``points`` updates."""
-        optim = self._continuation(max(points))
-        identity = self._continuing("control", base, optim, points=sorted(points))
+        optim = identities.continuation(self.cfg, max(points))
+        identity = self._continuation("control", base, optim, points=sorted(points))
         run = RunDir(Path(self.cfg.runs_dir), "control", self.cfg.data.name, identity)
         run = _one_that_covers(run, identity, points)
         with self._making(run, identity) as started:
             if started is not None:
                 model, task, corpus = self._from_base(base)
-                states = {update for point in points for update in _candidates(optim, Span(0, point))}
+                states = {update for point in points for update in candidates(optim, Span(0, point))}
                 self._fit(run, model, task, optim, Span(0, max(points)), states)
                 for point in sorted(points):
                     folder = run / f"at-{point}"
                     folder.mkdir(exist_ok=True)
-                    save_model(model, self._averaged(run, optim, Span(0, point)), corpus, folder)
+                    save_model(model, averaged(run.path, optim, Span(0, point)), corpus, folder)
                     save_config(self.cfg, folder / "config.yaml")
+                    atomic_write(folder / "DONE", "")  # a model to be used like that of any finished run
                 self._finish(run, started, {"base": base / "model.safetensors"})
         return {point: run / f"at-{point}" for point in points}
 
@@ -134,8 +110,8 @@ class Stages:
         """Train with the method's loss; the weights of every branching point are kept in ``states/``."""
         per_target = self.cfg.prune.selection_updates
         stop = per_target * max(len(targets), 1)
-        optim = self._continuation(stop)
-        identity = self._continuing(
+        optim = identities.continuation(self.cfg, stop)
+        identity = self._continuation(
             "select", base, optim, method=method, settings=self._method_settings(method), targets=targets,
             per_target=per_target,
         )  # fmt: skip
@@ -163,10 +139,10 @@ class Stages:
         place = targets.index(target) + 1 if target is not None else 1
         branch = prune.selection_updates * place
         stop = branch + prune.finetune_updates
-        optim = self._continuation(stop)
+        optim = identities.continuation(self.cfg, stop)
         trains = self._method(method, targets).trains
         selection = self.select(base, method, targets) if trains else None
-        identity = self._continuing(
+        identity = self._continuation(
             "pruned", base, optim, method=method, settings=self._method_settings(method), target=target,
             selection=selection.path.name if selection is not None else None, branch=branch, stop=stop,
         )  # fmt: skip
@@ -180,32 +156,29 @@ class Stages:
                 inputs = {"base": base / "model.safetensors"}
                 if selection is not None:
                     inputs["selection"] = selection / "states" / f"{branch}.safetensors"
-                    load_weights(model, checkpoints.read_tensors(inputs["selection"]))
+                    load_weights(model, read_tensors(inputs["selection"]))
                 count = chosen.open_heads() if target is None and isinstance(chosen, L0) else target
                 assert count is not None
                 selected = {"open_heads": chosen.open_heads()} if isinstance(chosen, L0) else {}
                 scores = {str(head): score for head, score in chosen.scores().items()}
                 layout, factors = chosen.keep(count, model.layout()), chosen.factors()
                 write_json(run / "selection.json", {**selected, "kept": count, "update": branch, "scores": scores})
-                remove_heads(model, layout, factors)
+                try:
+                    remove_heads(model, layout, factors)
+                except ValueError as error:  # with method.l0.fold=gate
+                    advice = "set method.l0.fold=one or a smaller target"
+                    raise UserError(f"{run}: {error}; {advice}") from None
                 span = Span(branch if trains else 0, stop)
-                self._fit(run, model, task, optim, span, _candidates(optim, span))
-                save_model(model, self._averaged(run, optim, span, model), corpus, run.path)
+                self._fit(run, model, task, optim, span, candidates(optim, span))
+                weights = averaged(run.path, optim, span) if span.start < span.stop else detached_state(model)
+                save_model(model, weights, corpus, run.path)
                 self._finish(run, started, inputs)
         return run
 
     # --- the work inside --------------------------------------------------------------------------------------
 
-    def _continuing(self, name: str, base: RunDir, optim: OptimConfig, **parts: Any) -> dict[str, Any]:
-        settings = self._optim(optim)
-        if optim.schedule in ("inverse_sqrt", "constant"):
-            settings.pop("updates")
-        version = "select" if name == "select" else "continue"
-        # lists, not tuples: the identity is compared with what identity.json gives back
-        return self._identity(
-            version, name=name, base=base.path.name, base_is=_fingerprint(base), optim=settings, seed=self.cfg.seed,
-            scope=list(scope_of(self.cfg)), **parts,
-        )  # fmt: skip
+    def _continuation(self, stage: str, base: RunDir, optim: OptimConfig, **parts: Any) -> dict[str, Any]:
+        return identities.of_continuation(self.cfg, self.machine, stage, base, optim, **parts)
 
     def _method_settings(self, method: str) -> dict[str, Any]:
         return asdict(getattr(self.cfg.method, method))
@@ -226,9 +199,7 @@ class Stages:
         corpus = Corpus(self.data() / "bin", *self.corpus_langs)
         task = load_task(corpus, self.machine)
         torch.manual_seed(self.cfg.seed)
-        layout = read_layout(base.path)
-        model = build_model(self.cfg.model, task.source_dictionary, task.target_dictionary, layout)
-        load_weights(model, checkpoints.read_tensors(base / "model.safetensors"))
+        model = saved_model(base.path, self.cfg.model, task)
         if scope_of(self.cfg) == ("enc-self",):
             freeze_decoder(model)
         return model, task, corpus
@@ -239,8 +210,8 @@ class Stages:
         torch.manual_seed(self.cfg.seed)
         model = build_model(self.cfg.model, task.source_dictionary, task.target_dictionary, layout)
         span = Span(0, optim.updates)
-        self._fit(run, model, task, optim, span, _candidates(optim, span))
-        save_model(model, self._averaged(run, optim, span), corpus, run.path)
+        self._fit(run, model, task, optim, span, candidates(optim, span))
+        save_model(model, averaged(run.path, optim, span), corpus, run.path)
         self._finish(run, started, {"pieces": data / "pieces.model"})
 
     def _fit(
@@ -258,18 +229,6 @@ class Stages:
             rate = self.cfg.method.l0.lr if isinstance(method, L0) else 0.0
             title = f"{run.path.parent.name} {run.path.name}"
             fit(Job(title, model, task, optim, self.cfg.seed, self.machine, run.path, span, set(states), method, rate))
-
-    def _averaged(
-        self, run: RunDir, optim: OptimConfig, span: Span, untrained: HeadlabTransformer | None = None
-    ) -> dict[str, Tensor]:
-        """The weights to record for the end of ``span``, by the one checkpoint rule of all rows."""
-        if span.start == span.stop and untrained is not None:
-            return detached_state(untrained)
-        updates = _candidates(optim, span)
-        if optim.average_rule == "best":
-            measured = _valid_losses(run / "metrics.jsonl")
-            updates = sorted(updates, key=lambda u: measured[u])[: optim.average]
-        return checkpoints.average([run / "states" / f"{u}.safetensors" for u in updates])
 
     @contextmanager
     def _making(self, run: RunDir, identity: dict[str, Any]) -> Iterator[float | None]:
@@ -301,25 +260,6 @@ class Stages:
         run.finish()
 
 
-def _shape(cfg: Config) -> dict[str, Any]:
-    return {k: v for k, v in asdict(cfg.model).items() if k != "name"}
-
-
-def _candidates(optim: OptimConfig, span: Span) -> list[int]:
-    """The updates whose weights may enter the recorded mean for the end of ``span``."""
-    if optim.average_rule == "last":
-        return [u for j in range(optim.average) if (u := span.stop - j * optim.average_every) > span.start]
-    measured = range(span.start + 1, span.stop + 1)
-    return [u for u in measured if u % optim.validate_every == 0 or u == span.stop]
-
-
-def _valid_losses(path: Path) -> dict[int, float]:
-    import json
-
-    lines = map(json.loads, path.read_text(encoding="utf-8").splitlines())
-    return {line["update"]: line["valid_loss"] for line in lines if "valid_loss" in line}
-
-
 def _one_that_covers(run: RunDir, identity: dict[str, Any], points: Collection[int]) -> RunDir:
     """A finished control that differs from ``run`` only in having been measured at more points, if there is one."""
     for path in sorted(run.path.parent.glob("*/identity.json")):
@@ -334,10 +274,3 @@ def _existing(path: Path) -> RunDir:
     run = RunDir(path.parent.parent, path.parent.name, path.name, {})
     run.path = path
     return run
-
-
-def _fingerprint(run: RunDir) -> str:
-    """A short name for the weights of a run, so that two bases of one name are told apart."""
-    from headlab.runs import sha256_of
-
-    return digest(sha256_of(run / "model.safetensors"))

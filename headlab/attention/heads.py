@@ -54,6 +54,9 @@ class Layout:
     heads: Mapping[str, tuple[int, ...]]
 
     def __post_init__(self) -> None:
+        if self.kept.keys() != self.heads.keys() or not self.kept.keys() <= set(KINDS):
+            found = ", ".join(sorted({*self.kept, *self.heads}))
+            raise ValueError(f"layout: has {found}, not the same kinds of {', '.join(KINDS)} in both of its parts")
         for kind, layers in self.kept.items():
             for number, (indices, total) in enumerate(zip(layers, self.heads[kind], strict=True)):
                 if list(indices) != sorted(set(indices)) or any(not 0 <= i < total for i in indices):
@@ -116,14 +119,20 @@ class Layout:
 
     @classmethod
     def parse(cls, text: str, heads: int) -> Layout:
-        """Read the form of ``str(layout)`` for a model that had ``heads`` heads in every layer."""
+        """Read the form of ``str(layout)`` for a model that had ``heads`` heads in every layer.
+
+        Raises ValueError for everything that ``str`` does not write.
+        """
         kept: dict[str, tuple[tuple[int, ...], ...]] = {}
         for part in text.split():
             kind, _, body = part.partition(":")
             check_scope([kind])
             layers = [field.partition("=")[2] for field in body.split(";")]
             kept[kind] = tuple(tuple(int(i) for i in layer.split(",") if i) for layer in layers)
-        return cls(kept, {kind: (heads,) * len(layers) for kind, layers in kept.items()})
+        layout = cls(kept, {kind: (heads,) * len(layers) for kind, layers in kept.items()})
+        if str(layout) != text:
+            raise ValueError(f"layout '{text}': expected the form {layout}")
+        return layout
 
     def to_json(self) -> dict[str, Any]:
         """A JSON value for ``heads.json``."""

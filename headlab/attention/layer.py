@@ -52,6 +52,7 @@ class HeadAttention(nn.Module):
         self.v_proj = nn.Linear(key_dim, dim)
         self.out_proj = nn.Linear(dim, dim)
         self.gate = None
+        self.beam = 1  # in incremental decoding: how many neighbouring rows of the memory are one sentence
         self.record: frozenset[str] = frozenset()
         self.features: dict[str, Tensor] = {}
         self.reset_parameters()
@@ -97,21 +98,25 @@ class HeadAttention(nn.Module):
         """
         queries, sentences, _ = query.shape
         if not self.heads:  # nothing to add but the bias of the output projection
+            self.features = {}
             return self.out_proj.bias.to(query.dtype).expand(queries, sentences, self.dim)
-        # Queries are scaled before the product: it is the smaller tensor.
-        q = self._split(self.q_proj(query) * self.head_dim**-0.5)
         k, v, key_padding = self._keys_values(query, memory, key_padding, state)
+        # In a beam search the hypotheses of one sentence attend to the same keys: they become more queries of it.
+        beam = sentences * self.num_heads // k.size(0)
+        sentences //= beam
+        # Queries are scaled before the product: it is the smaller tensor.
+        q = self._split(self.q_proj(query) * self.head_dim**-0.5, beam)
         scores = torch.bmm(q, k.transpose(1, 2))
         if mask is not None:
             scores = scores.add_(mask)
         if key_padding is not None:
-            by_sentence = scores.view(sentences, self.num_heads, queries, -1)
+            by_sentence = scores.view(sentences, self.num_heads, beam * queries, -1)
             scores = by_sentence.masked_fill_(key_padding[:, None, None, :], float("-inf")).view_as(scores)
         weights = torch.softmax(scores, dim=-1)
         context = torch.bmm(dropout(weights, self.dropout, self.training), v)
         if self.record:
             self._record(sentences, V=v, A=weights, O=context)
-        context = context.transpose(0, 1).reshape(queries, sentences, self.num_heads * self.head_dim)
+        context = self._merge(context, beam)
         weight = self.out_proj.weight
         if self.gate is not None:
             # A gate scales a head's output, that is its columns of the output projection: one small product
@@ -119,9 +124,23 @@ class HeadAttention(nn.Module):
             weight = weight * self.gate().to(weight.dtype).repeat_interleave(self.head_dim)
         return F.linear(context, weight, self.out_proj.bias)
 
-    def _split(self, x: Tensor) -> Tensor:
-        """(positions, sentences, heads * width) -> (sentences * heads, positions, width), without a copy."""
-        return x.view(x.size(0), x.size(1) * self.num_heads, self.head_dim).transpose(0, 1)
+    def _split(self, x: Tensor, beam: int = 1) -> Tensor:
+        """(positions, sentences * beam, heads * width) -> (sentences * heads, beam * positions, width).
+
+        A view where there is no beam.
+        """
+        positions, rows, _ = x.shape
+        if beam == 1:
+            return x.view(positions, rows * self.num_heads, self.head_dim).transpose(0, 1)
+        x = x.view(positions, rows // beam, beam, self.num_heads, self.head_dim)
+        return x.permute(1, 3, 2, 0, 4).reshape(-1, beam * positions, self.head_dim)
+
+    def _merge(self, x: Tensor, beam: int) -> Tensor:
+        """The inverse of :meth:`_split`."""
+        if beam > 1:
+            x = x.view(-1, self.num_heads, beam, x.size(1) // beam, self.head_dim).permute(0, 2, 1, 3, 4)
+            x = x.reshape(-1, x.size(3), self.head_dim)
+        return x.transpose(0, 1).reshape(x.size(1), -1, self.num_heads * self.head_dim)
 
     def _keys_values(
         self, query: Tensor, memory: Tensor | None, key_padding: Tensor | None, state: State | None
@@ -130,6 +149,10 @@ class HeadAttention(nn.Module):
         if memory is not None and past:  # encoder-decoder: projected once per sentence
             return past["k"].flatten(0, 1), past["v"].flatten(0, 1), past.get("padding")
         source = query if memory is None else memory
+        if memory is not None and state is not None and self.beam > 1:
+            # Beam search repeats every sentence of the memory; once is enough.
+            source = memory[:, :: self.beam].contiguous()
+            key_padding = key_padding[:: self.beam] if key_padding is not None else None
         k, v = self._split(self.k_proj(source)), self._split(self.v_proj(source))
         if state is not None:
             sentences = source.size(1)
@@ -146,12 +169,16 @@ class HeadAttention(nn.Module):
     def reorder(self, state: State, order: Tensor) -> None:
         """Follow a beam search: row ``i`` of the state becomes row ``order[i]``.
 
-        The rows of one sentence's beam share their encoder keys and values, so encoder-decoder attention moves
-        nothing as long as no sentence leaves the batch.
+        Encoder-decoder attention keeps one row per sentence, and moves nothing as long as none leaves the batch.
         """
         past = state.get(self.name)
-        if past and not (self.kind == "enc-dec" and past["k"].size(0) == order.size(0)):
-            state[self.name] = {name: tensor.index_select(0, order) for name, tensor in past.items()}
+        if past is None:
+            return
+        if self.kind == "enc-dec":
+            order = order[:: self.beam] // self.beam
+            if order.size(0) == past["k"].size(0):
+                return
+        state[self.name] = {name: tensor.index_select(0, order) for name, tensor in past.items()}
 
     def _record(self, sentences: int, **tensors: Tensor) -> None:
         self.features = {

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from headlab.attention.heads import Head, Layout
+from headlab.attention.heads import KINDS, Head, Layout
 from headlab.attention.layer import HeadAttention, attention_layers
 
 
@@ -21,21 +21,35 @@ def remove_heads(model: nn.Module, layout: Layout, factors: Mapping[Head, float]
             projection (a gate at evaluation); 1 where absent. 0 is refused: such a head should be removed.
 
     A gate on a layer is taken off. The result computes what the model computed with its removed heads masked.
+    Raises ValueError where the layout is one of another model, and leaves the model as it is.
     """
-    for layer in attention_layers(model):
+    factors = factors or {}
+    layers = attention_layers(model)
+    _check(layers, layout, factors)
+    for layer in layers:
         keep = layout.kept[layer.kind][layer.layer]
-        factor = [float((factors or {}).get(Head(layer.kind, layer.layer, i), 1.0)) for i in keep]
-        for index, value in zip(keep, factor, strict=True):
-            if value == 0:
-                raise ValueError(f"head {Head(layer.kind, layer.layer, index)} is kept but its gate is 0")
+        factor = [float(factors.get(Head(layer.kind, layer.layer, i), 1.0)) for i in keep]
         cut_layer(layer, keep, torch.tensor(factor))
+
+
+def _check(layers: Sequence[HeadAttention], layout: Layout, factors: Mapping[Head, float]) -> None:
+    heads: dict[str, tuple[int, ...]] = {}
+    for layer in layers:
+        heads[layer.kind] = (*heads.get(layer.kind, ()), layer.dim // layer.head_dim)
+    for kind in KINDS:
+        own, given = heads.get(kind, ()), layout.heads.get(kind, ())
+        if own != given:
+            raise ValueError(f"layout: has {kind} layers of {given} heads, the model of {own}")
+    existing = {Head(layer.kind, layer.layer, index) for layer in layers for index in layer.heads}
+    for head in layout:
+        if head not in existing:
+            raise ValueError(f"head {head} does not exist any more")
+        if factors.get(head) == 0:
+            raise ValueError(f"head {head} is kept but its gate is 0")
 
 
 def cut_layer(layer: HeadAttention, keep: Sequence[int], factors: Tensor) -> None:
     """Keep the heads ``keep`` (original indices) of one layer, scaled by ``factors``, shape (len(keep),)."""
-    missing = set(keep) - set(layer.heads)
-    if missing:
-        raise ValueError(f"head {layer.name}.{min(missing)} does not exist any more")
     places = [layer.heads.index(i) for i in keep]
     rows = torch.tensor([p * layer.head_dim + j for p in places for j in range(layer.head_dim)], dtype=torch.long)
     rows = rows.to(layer.out_proj.weight.device)

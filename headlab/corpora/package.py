@@ -8,7 +8,6 @@ installed or run.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import re
 import subprocess
@@ -21,9 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from headlab.errors import RunError, UserError
+from headlab.progress import say
 from headlab.runs import sha256_of
-
-log = logging.getLogger(__name__)
 
 Texts = dict[tuple[str, ...], str]  # by key path: (wheel, part, key, key, ...)
 
@@ -88,7 +86,7 @@ def obtain(wheel: Wheel, cache: Path) -> Path:
     if path.is_file():
         if sha256_of(path) == wheel.sha256:
             return path
-        log.warning("%s is damaged (its sha256 differs from the pinned one): fetching it again", path)
+        say(f"{path} is damaged (its sha256 differs from the pinned one): fetching it again")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder, prefix="fetching-") as temporary:
@@ -105,7 +103,7 @@ def obtain(wheel: Wheel, cache: Path) -> Path:
 
 
 def _download(wheel: Wheel, folder: Path) -> Path:
-    log.info("fetching %s %s (%d MB, once)", wheel.project, wheel.version, wheel.megabytes)
+    say(f"fetching {wheel.project} {wheel.version} ({wheel.megabytes} MB, once)")
     # --python-version: the wheels ask for a newer Python than headlab's own; they are only read.
     command = [sys.executable, "-m", "pip", "download", f"{wheel.project}=={wheel.version}", "-d", str(folder)]
     command += ["--no-deps", "--only-binary=:all:", "--python-version", "3.14"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import sentencepiece
 
-from headlab.errors import RunError, UserError
+from headlab.errors import UserError
 from headlab.runs import atomic_write
 
 SPACE = "▁"  # U+2581 stands for a space inside pieces
@@ -29,8 +29,8 @@ class Pieces:
         try:
             self._model = sentencepiece.SentencePieceProcessor(model_file=str(model_path))
         except RuntimeError:
-            raise RunError(
-                f"{model_path}: damaged, not a SentencePiece model; remove it and run headlab data"
+            raise UserError(
+                f"{model_path}: damaged, not a SentencePiece model; delete the run directory it is in and make it again"
             ) from None
 
     def encode(self, lines: Iterable[str]) -> list[str]:

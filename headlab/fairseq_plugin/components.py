@@ -29,6 +29,10 @@ class HeadlabTask(TranslationTask):
         super().__init__(cfg, src_dict, tgt_dict)
         self.autocast = autocast
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """What a process of its own is given: fairseq's state container does not survive pickling."""
+        return HeadlabTask, (self.cfg, self.src_dict, self.tgt_dict, self.autocast)
+
     def context(self) -> torch.autocast:
         """The autocast context of a forward pass; does nothing in full precision."""
         return torch.autocast("cpu", dtype=self.autocast or torch.bfloat16, enabled=self.autocast is not None)
@@ -80,7 +84,8 @@ class TranslationLoss(FairseqCriterion):
         real = target.ne(self.padding_idx)
         features, _ = model(**sample["net_input"], features_only=True, return_all_hiddens=False)
         # Padding is taken out before the output projection, the largest product of a small model.
-        logits = model_decoder(model).output_layer(features[real]).float()
+        decoder: Any = model.decoder  # also where fairseq has wrapped the model for data-parallel training
+        logits = decoder.output_layer(features[real]).float()
         words, tokens = logits.size(-1), int(sample["ntokens"])
         smoothing = self.label_smoothing * words / (words - 1) if model.training else 0.0
         loss = F.cross_entropy(logits, target[real], reduction="sum", label_smoothing=smoothing)
@@ -106,11 +111,6 @@ class TranslationLoss(FairseqCriterion):
     def logging_outputs_can_be_summed() -> bool:
         """Sums across workers are all that is needed."""
         return True
-
-
-def model_decoder(model: nn.Module) -> Any:
-    """The decoder of a model that fairseq may have wrapped for data-parallel training."""
-    return getattr(model, "module", model).decoder
 
 
 @dataclass

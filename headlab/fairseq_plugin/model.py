@@ -48,6 +48,10 @@ class FairseqAttention(HeadAttention):
         """Called by fairseq's decoder on every module that has it."""
         self.reorder(incremental_state, new_order)
 
+    def set_beam_size(self, beam_size: int) -> None:
+        """Called by fairseq's generator before it translates."""
+        self.beam = beam_size
+
     def _get_input_buffer(self, incremental_state: dict[str, Any] | None) -> dict[str, Tensor]:
         return {}  # fairseq's decoder layer asks, and uses the answer only with cross_self_attention
 

@@ -52,16 +52,25 @@ def vocabulary(folder: Path, source_lang: str, target_lang: str) -> Corpus:
     return Corpus(folder / "vocabulary", source_lang, target_lang)
 
 
-def load_model(
-    folder: Path, shape: ModelConfig, source_lang: str, target_lang: str, machine: Machine
-) -> tuple[HeadlabTransformer, HeadlabTask, Pieces]:
-    """The model in ``folder``, on the machine's device, with its vocabulary."""
-    task = load_task(vocabulary(folder, source_lang, target_lang), machine)
-    model = build_model(shape, task.source_dictionary, task.target_dictionary, read_layout(folder))
+def saved_model(folder: Path, shape: ModelConfig, task: HeadlabTask) -> HeadlabTransformer:
+    """The model in ``folder`` over the dictionaries of ``task``; UserError names the file that does not fit."""
+    try:
+        model = build_model(shape, task.source_dictionary, task.target_dictionary, read_layout(folder))
+    except ValueError as error:
+        raise UserError(f"{folder / 'heads.json'}: {error}; it does not fit the model of config.yaml") from None
     try:
         load_weights(model, read_tensors(folder / "model.safetensors"))
     except ValueError as error:
         raise UserError(
             f"{folder / 'model.safetensors'}: {error}; it does not fit heads.json and config.yaml"
         ) from None
+    return model
+
+
+def load_model(
+    folder: Path, shape: ModelConfig, source_lang: str, target_lang: str, machine: Machine
+) -> tuple[HeadlabTransformer, HeadlabTask, Pieces]:
+    """The model in ``folder``, on the machine's device, with its vocabulary."""
+    task = load_task(vocabulary(folder, source_lang, target_lang), machine)
+    model = saved_model(folder, shape, task)
     return model.to(torch.device(machine.device)), task, Pieces(folder / "vocabulary" / "pieces.model")

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from fairseq.data import Dictionary
 from fairseq.dataclass.configs import FairseqConfig
 from fairseq.distributed import utils as distributed_utils
 from fairseq.tasks.translation import TranslationConfig
 from omegaconf import OmegaConf, open_dict
 
 from headlab.config import OptimConfig
+from headlab.errors import UserError
 from headlab.fairseq_plugin.components import AdamConfig, HeadlabTask, ScheduleConfig
 from headlab.fairseq_plugin.model import MAX_POSITIONS
 
@@ -61,11 +63,15 @@ def load_task(corpus: Corpus, machine: Machine) -> HeadlabTask:
         dataset_impl=None,
         required_seq_len_multiple=1,
     )
-    source, target = (
-        HeadlabTask.load_dictionary(str(corpus.bin / f"dict.{lang}.txt"))
-        for lang in (corpus.source_lang, corpus.target_lang)
-    )
+    source, target = (_dictionary(corpus.bin / f"dict.{lang}.txt") for lang in (corpus.source_lang, corpus.target_lang))
     return HeadlabTask(cfg, source, target, machine.autocast)
+
+
+def _dictionary(path: Path) -> Dictionary:
+    try:
+        return HeadlabTask.load_dictionary(str(path))
+    except Exception as error:  # fairseq raises this very class, too
+        raise UserError(f"{path}: damaged or missing ({error}); delete its run directory and make it again") from None
 
 
 def fairseq_config(

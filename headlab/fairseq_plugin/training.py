@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
+import pickle
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -75,11 +77,15 @@ def fit(job: Job) -> None:
     job.states.add(job.span.stop)
     with tempfile.TemporaryDirectory() as folder:
         # fairseq moves these processes' gradients with torch.distributed, which trusts its peers: one machine only.
-        torch.multiprocessing.spawn(_process, (job, f"file://{folder}/meeting"), job.machine.devices)
+        # Plain pickle gives each process weights of its own: torch's way shares their memory and forgets which
+        # parameters are gates. The processes are daemons, so that they end with this one.
+        arguments = (pickle.dumps(job), f"file://{folder}/meeting")
+        torch.multiprocessing.spawn(_process, arguments, job.machine.devices, daemon=True)
     load_weights(job.model, read_tensors(job.work / "states" / f"{job.span.stop}.safetensors"))
 
 
-def _process(number: int, job: Job, meeting: str) -> None:
+def _process(number: int, pickled: bytes, meeting: str) -> None:
+    job: Job = pickle.loads(pickled)
     torch.set_num_threads(max(job.machine.threads // job.machine.devices, 1))
     Training(job, Rank(number, meeting)).run()
     torch.distributed.destroy_process_group()
@@ -122,7 +128,7 @@ class Training:
                 done += 1
                 losses.append(float(numbers["loss"]))
                 tokens += float(numbers["ntokens"])
-                if done % optim.validate_every == 0 or done == span.stop:
+                if done % optim.validate_every == 0 or done == span.stop or self._compared(done):
                     numbers["valid_loss"] = self.valid_loss()
                     if self.log is not None and numbers["valid_loss"] < self.log.best_valid_loss():
                         save_state(self.job.model, self.job.work / "checkpoints" / "best.safetensors")
@@ -138,6 +144,12 @@ class Training:
                     save_state(self.job.model, self.job.work / "states" / f"{done}.safetensors")
                 if done % optim.checkpoint_every == 0 and done < span.stop:
                     self._checkpoint(epochs, done)
+        if self.log is not None:
+            self.log.close()
+
+    def _compared(self, done: int) -> bool:
+        """Whether the weights after update ``done`` are among those of which the best are averaged."""
+        return self.optim.average_rule == "best" and done in self.job.states
 
     def _batches(self, epochs: Any) -> Iterator[list[dict[str, Any]]]:
         """The batches of one update after the other, epoch after epoch."""
@@ -204,7 +216,11 @@ class Training:
 
 
 class _Log:
-    """``metrics.jsonl``, and TensorBoard's files where that is installed."""
+    """``metrics.jsonl``, and TensorBoard's files where that is installed.
+
+    With the environment variable WANDB_PROJECT set, and wandb installed, the same numbers go to a run of that project
+    with the name of the run directory (WANDB_MODE=offline keeps them here).
+    """
 
     def __init__(self, work: Path) -> None:
         self.path = work / "metrics.jsonl"
@@ -213,6 +229,12 @@ class _Log:
             from torch.utils.tensorboard import SummaryWriter
 
             self.board = SummaryWriter(str(work / "tensorboard")).add_scalar
+        self.wandb: Any = None
+        if os.environ.get("WANDB_PROJECT"):
+            with contextlib.suppress(ImportError):
+                import wandb
+
+                self.wandb = wandb.init(dir=str(work), name=work.name)
 
     def write(self, line: dict[str, Any]) -> None:
         with self.path.open("a", encoding="utf-8") as stream:
@@ -220,6 +242,13 @@ class _Log:
         if self.board is not None:
             for name in line.keys() - {"update"}:
                 self.board(name, line[name], line["update"])
+        if self.wandb is not None:
+            self.wandb.log({name: line[name] for name in line.keys() - {"update"}}, step=line["update"])
+
+    def close(self) -> None:
+        """Finish the run of wandb, if there is one."""
+        if self.wandb is not None:
+            self.wandb.finish()
 
     def best_valid_loss(self) -> float:
         """The smallest valid loss so far."""

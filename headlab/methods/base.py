@@ -83,12 +83,6 @@ class Method(ABC):
         """Take up what :meth:`state_dict` gave."""
 
 
-def detach_gates(model: nn.Module) -> None:
-    """Take all gates off, so that every head counts in full again."""
-    for layer in attention_layers(model):
-        layer.gate = None
-
-
 def ranked(heads: Sequence[Head], order: Tensor) -> dict[Head, float]:
     """Scores that rank ``heads`` by the permutation ``order``: the head at ``order[0]`` is the best."""
     values = torch.empty(len(heads))

@@ -98,7 +98,7 @@ class L0(Method):
     def _start(self, heads: int) -> Tensor:
         if self.cfg.init == "open":  # g = 1 exactly in evaluation
             return torch.full((heads,), self.LIMIT)
-        bound = math.sqrt(6 / (heads * 2))  # released code: Glorot-uniform of a (1, heads, 1, 1) variable
+        bound = math.sqrt(6 / (max(heads, 1) * 2))  # released code: Glorot-uniform of a (1, heads, 1, 1) variable
         return torch.empty(heads).uniform_(-bound, bound)
 
     def log_a(self) -> Tensor:

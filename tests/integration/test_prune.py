@@ -149,12 +149,11 @@ def test_no_heads_and_all_heads_are_targets_too(headlab):
         assert (row.heads_kept, row.heads_total) == (target, 8)
 
 
-def test_rivals_may_have_targets_of_their_own_or_are_refused(headlab):
+def test_rivals_without_a_target_of_the_method_are_refused(headlab):
     done = headlab("prune", "--target", "3", "prune.rivals={random: [2]}")
-    assert "Traceback" not in done.stderr
-    assert (done.code == 0 and only(headlab, method="random", target=2).heads_kept == 2) or (
-        done.code == 2 and len(done.errors) == 1
-    )
+    assert done.code == 2
+    assert len(done.stderr.splitlines()) == len(done.errors) == 1
+    assert "prune.rivals.random: 2 is not among the targets" in done.errors[0]
 
 
 @pytest.mark.parametrize("target", ["9", "-1", "ten"])
@@ -236,12 +235,25 @@ def test_no_fine_tuning_is_possible(headlab):
 def test_a_named_base_is_pruned_and_a_pruned_one_is_not_asked_for_more_than_it_has(headlab, first):
     one = only(first, method="l0", target=1).run
     machine = tuple(a for a in SMALL if a.startswith(("machine.", "score.", "prune.")))
-    results = ("--results", "again")
-    finished(headlab.bare("prune", "--base", one, "--target", "0", *machine, *results))
-    done = headlab.bare("prune", "--base", one, "--target", "2", *machine, *results)
+    table = headlab.folder / "results" / "adhoc" / "digits-tiny" / "rows.csv"
+    before = table.read_bytes()
+    finished(headlab.bare("prune", "--base", one, "--target", "0", *machine))
+    assert table.read_bytes() == before  # rows of another base do not take the place of these
+    found = read_rows(table.parent.with_name(f"digits-tiny-{Path(one).name}"))
+    assert (only(found, variant="base").heads_kept, only(found, target=0).heads_kept) == (1, 0)
+    done = headlab.bare("prune", "--base", one, "--target", "2", *machine)
     assert "Traceback" not in done.stderr
     assert done.code == 2
     assert len(done.errors) == 1
+    assert "starting" not in done.stderr
+
+
+@pytest.mark.parametrize("controls", [("--controls", ""), ("prune.controls=[]",)])
+def test_a_control_can_be_done_without(headlab, controls):
+    finished(headlab("prune", "--target", "3", *controls, "--results", "alone"))
+    found = read_rows(headlab.folder / "results" / "alone")
+    assert len(found) == 2
+    assert pd.isna(only(found, target=3).delta_bleu)
 
 
 def test_a_report_is_made_again_from_the_rows(headlab):

@@ -44,6 +44,22 @@ def test_translate_works_from_another_folder(headlab, run, tmp_path):
     assert len(done.stdout.splitlines()) == 1
 
 
+def test_evaluate_in_another_folder_asks_for_the_corpus_in_one_line(headlab, run, tmp_path):
+    done = Headlab(tmp_path).bare("evaluate", str(headlab.folder / run))
+    assert done.code == 2
+    assert len(done.stderr.splitlines()) == len(done.errors) == 1
+    assert "train.xx: no such file" in done.errors[0]
+
+
+def test_a_control_is_a_model_like_any_other(headlab, first):
+    row = first[first.variant == "control-u11"].iloc[0]
+    done = headlab.bare("evaluate", row.run)
+    assert done.code == 0, done.stderr
+    assert f"BLEU     {row.bleu:.2f}" in done.stdout
+    done = headlab.bare("translate", row.run, stdin="1 2 3\n")
+    assert (done.code, len(done.stdout.splitlines())) == (0, 1), done.stderr
+
+
 def test_evaluate_prints_the_scores_of_the_row(headlab, run, first):
     row = first[first.run == run].iloc[0]
     done = headlab.bare("evaluate", run)
@@ -89,7 +105,7 @@ def test_a_damaged_run_is_told_in_one_line(headlab, copy, damage):
     done = headlab.bare("translate", str(copy.relative_to(headlab.folder)), stdin="1 2 3\n")
     assert "Traceback" not in done.stderr
     assert len(done.errors) == len(done.stderr.splitlines()) == 1
-    assert done.code == (1 if damage.startswith("pieces.model") else 2)
+    assert done.code == 2
     assert "runs/pruned/damaged" in done.errors[0]
     assert done.stdout == ""
 

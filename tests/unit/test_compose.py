@@ -75,6 +75,18 @@ def test_the_command_line_wins_over_files_and_the_last_value_over_earlier_ones()
     assert (cfg.prune.target, cfg.prune.targets, cfg.prune.rivals, cfg.model.name) == (3, None, {}, "small")
 
 
+def test_rivals_of_an_experiment_follow_the_targets_that_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    cfg = compose(["experiment=en_ru", "prune.targets=12,10"])
+    assert (cfg.prune.targets, cfg.prune.rivals) == ([12, 10], {"random": [10]})
+    said = capsys.readouterr().err.splitlines()
+    assert said == ["left out: random at 4, which is not among the targets asked for"]
+    cfg = compose(["experiment=smoke", "prune.target=3"])
+    assert (cfg.prune.target, cfg.prune.targets, cfg.prune.rivals) == (3, None, {"random": []})
+    capsys.readouterr()
+    compose(["experiment=en_ru"])
+    assert capsys.readouterr().err == ""
+
+
 def test_lists_may_be_written_with_and_without_brackets() -> None:
     for scope in ("enc-self,dec-self", "[enc-self,dec-self]"):
         assert compose([f"prune.scope={scope}", "prune.targets=96,1"]).prune.scope == ["enc-self", "dec-self"]
@@ -103,6 +115,8 @@ def test_text_is_taken_as_it_stands(tmp_path: Path) -> None:
         (["prune.target=4", "prune.rivals={random: [49]}"], "prune.rivals.random=49: has to be from 0 to 48"),
         (["prune.target=4", "prune.rivals.magic=[4]"], "unknown method 'magic'"),
         (["prune.target=4", "prune.rivals.l0=[4]"], "l0 is the method itself"),
+        (["prune.target=4", "prune.rivals.random=[4,2]"], "prune.rivals.random: 2 is not among the targets"),
+        (["experiment=smoke", "prune.target=3", "prune.rivals.random=[2]"], "set prune.targets=[3,2]"),
         (["prune.target=4", "prune.targets=4"], "prune.target and prune.targets are both given"),
         (["prune.target=4", "method.l0.penalty=0.1"], "method.l0.penalty and prune.target are both given"),
         (["method=random", "method.l0.penalty=0.1"], "method random has no penalty"),

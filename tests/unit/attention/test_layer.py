@@ -209,11 +209,15 @@ def test_attention_dropout_works_in_training_only():
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_layer_without_heads_outputs_the_bias_and_trains_it(kind):
     layer = layer_of(kind)
-    cut_layer(layer, [], torch.empty(0))
+    layer.record = frozenset("VAO")
     query, memory, padding, mask = inputs(kind)
+    layer(query, memory, padding, mask)
+    assert layer.features
+    cut_layer(layer, [], torch.empty(0))
     for state in ({}, None):
         found = layer(query, memory, padding, mask, state)
         assert torch.equal(found, layer.out_proj.bias.expand(QUERIES, SENTENCES, DIM))
+    assert layer.features == {}
     found.sum().backward()
     assert torch.equal(layer.out_proj.bias.grad, torch.full((DIM,), float(QUERIES * SENTENCES)))
     layer.reorder({}, torch.tensor([0, 0, 1]))

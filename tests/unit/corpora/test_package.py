@@ -46,18 +46,24 @@ def wheel(index):
     return package.Wheel("demo-texts", "1.0", digest, 1, texts)
 
 
-def test_a_missing_wheel_is_fetched_and_a_good_one_is_not_fetched_again(index, wheel, tmp_path):
+def test_a_missing_wheel_is_fetched_and_a_good_one_is_not_fetched_again(index, wheel, tmp_path, capsys):
     path = package.obtain(wheel, tmp_path / "cache")
+    assert capsys.readouterr().err == "fetching demo-texts 1.0 (1 MB, once)\n"
     assert hashlib.sha256(path.read_bytes()).hexdigest() == wheel.sha256
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
     (index / path.name).unlink()  # nothing left to fetch from
     assert package.obtain(wheel, tmp_path / "cache") == path
+    assert capsys.readouterr().err == ""
 
 
-def test_a_damaged_wheel_is_fetched_again(wheel, tmp_path):
+def test_a_damaged_wheel_is_fetched_again(wheel, tmp_path, capsys):
     path = package.obtain(wheel, tmp_path / "cache")
     path.write_bytes(path.read_bytes()[:-1] + b"x")
+    capsys.readouterr()
     assert hashlib.sha256(package.obtain(wheel, tmp_path / "cache").read_bytes()).hexdigest() == wheel.sha256
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith(f"{path} is damaged")
+    assert second.startswith("fetching demo-texts")
 
 
 def test_no_index_and_no_cache_is_one_line(index, wheel, tmp_path):

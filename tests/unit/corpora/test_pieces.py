@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headlab.corpora.pieces import Pieces, learn
-from headlab.errors import RunError, UserError
+from headlab.errors import UserError
 
 
 def corpus():
@@ -74,5 +74,5 @@ def test_a_missing_and_a_damaged_model(tmp_path):
     with pytest.raises(UserError, match=r"pieces\.model"):
         Pieces(tmp_path / "pieces.model")
     (tmp_path / "pieces.model").write_bytes(b"not a model")
-    with pytest.raises(RunError, match=r"pieces\.model: damaged"):
+    with pytest.raises(UserError, match=r"pieces\.model: damaged"):
         Pieces(tmp_path / "pieces.model")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import pickle
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -236,3 +239,46 @@ def test_bf16_trains_too(job):
     fit(run)
     assert lines(run)[-1]["loss"] < lines(run)[0]["loss"] - 0.3
     assert all(p.dtype == torch.float32 for p in run.model.parameters())
+
+
+def test_the_valid_loss_of_every_state_is_known_where_the_best_are_averaged(job):
+    for rule, measured in (("best", [5, 7, 10, 12]), ("last", [5, 10, 12])):
+        run = job(work=rule, states={7, 12}, average_rule=rule, log_every=4)
+        fit(run)
+        assert [line["update"] for line in lines(run) if "valid_loss" in line] == measured
+
+
+def test_another_process_gets_a_model_of_its_own_that_is_alike(job, new_model):
+    model = new_model()
+    method = L0(L0Config(penalty=0.1))
+    method.attach(model, KINDS)
+    freeze_decoder(model)
+    found = pickle.loads(pickle.dumps(job(model, method=method)))
+    own, given = dict(found.model.named_parameters()), dict(model.named_parameters())
+    assert own.keys() == given.keys()  # what is tied stays tied
+    assert found.model.decoder.output_projection.weight is found.model.decoder.embed_tokens.weight
+    for name, parameter in given.items():
+        assert torch.equal(own[name], parameter)
+        assert own[name].requires_grad == parameter.requires_grad
+        assert own[name].data_ptr() != parameter.data_ptr()
+        assert getattr(own[name], "param_group", "") == getattr(parameter, "param_group", "")
+    assert found.method.gates[0] is found.model.encoder.layers[0].self_attn.gate
+    assert len(found.task.source_dictionary) == model.encoder.embed_tokens.num_embeddings
+
+
+def test_wandb_is_told_where_its_project_is_set(job, monkeypatch):
+    told, ended = [], []
+    run = SimpleNamespace(
+        log=lambda numbers, step: told.append((step, numbers)), finish=lambda: ended.append(len(told))
+    )
+    started = []
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **given: started.append(given) or run))
+    monkeypatch.delenv("WANDB_PROJECT", raising=False)
+    fit(job(work="quiet", span=Span(0, 2)))
+    assert not started
+    monkeypatch.setenv("WANDB_PROJECT", "heads")
+    loud = job(work="loud", span=Span(0, 3))
+    fit(loud)
+    assert [given["name"] for given in started] == ["loud"]
+    assert [{"update": step, **numbers} for step, numbers in told] == lines(loud)
+    assert ended == [3]

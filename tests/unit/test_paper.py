@@ -1,0 +1,36 @@
+"""The papers' figures stand beside models of their own kind alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from headlab.attention.heads import KINDS, Head, Layout
+from headlab.paper import paper_bleu
+
+FULL = Layout.full(6, 6, 8)
+SCOPE = ("enc-self",)
+TEN = FULL.keep([Head("enc-self", 5, i) for i in range(8)] + [Head("enc-self", 0, i) for i in range(2)], SCOPE)
+
+
+def test_the_base_and_ten_heads_have_the_bleu_of_figure_7():
+    assert paper_bleu(("en", "ru"), SCOPE, "none", "base", FULL) == 29.60
+    assert paper_bleu(("en", "ru"), SCOPE, "l0", "", TEN) == 29.45
+    assert paper_bleu(("en", "ru"), SCOPE, "l0", "lambda", TEN) == 29.45
+
+
+@pytest.mark.parametrize(
+    ("langs", "scope", "method", "variant", "layout"),
+    [
+        (("en", "de"), SCOPE, "l0", "", TEN),
+        (("ru", "en"), SCOPE, "none", "base", FULL),
+        (("en", "ru"), KINDS, "none", "base", FULL),
+        (("en", "ru"), SCOPE, "random", "", TEN),
+        (("en", "ru"), SCOPE, "none", "control-u660", FULL),
+        (("en", "ru"), SCOPE, "none", "scratch", TEN),
+        (("en", "ru"), SCOPE, "none", "base", Layout.full(4, 4, 8)),
+        (("en", "ru"), SCOPE, "none", "base", Layout.full(12, 6, 4)),
+        (("en", "ru"), SCOPE, "l0", "", FULL.keep([], SCOPE)),
+    ],
+)
+def test_other_models_have_none(langs, scope, method, variant, layout):
+    assert paper_bleu(langs, scope, method, variant, layout) is None
