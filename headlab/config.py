@@ -85,7 +85,7 @@ class L0Config:
     penalty: float | None = None  # lambda per target token and head: Voita's protocol, the count is emergent
     init: str = "open"  # open: identity at evaluation; paper: Glorot-uniform
     fold: str = "one"  # one: kept heads get gate 1; gate: fractional gates are folded into the weights
-    lr: float = 0.05  # of log_a
+    lr: float = 0.1  # of log_a
     temperature: float = 0.33
     low: float = -0.1
     high: float = 1.1

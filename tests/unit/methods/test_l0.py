@@ -281,7 +281,7 @@ def test_steering_reaches_every_target_on_a_toy_of_48_heads():
     worth = torch.logspace(-3.5, -0.5, 48)[torch.randperm(48)].view(6, 8)
     method = L0(L0Config(), targets, per_target)
     method.attach(model, ["enc-self"])
-    optimizer = torch.optim.Adam([layer.gate.log_a for layer in model], lr=0.05, betas=(0.9, 0.98))
+    optimizer = torch.optim.Adam([layer.gate.log_a for layer in model], lr=method.cfg.lr, betas=(0.9, 0.98))
     open_at = {}
     for update in range(len(targets) * per_target):
         method.advance(1, update, 0)
