@@ -28,10 +28,11 @@ Translate = Callable[[list[str]], list[str]]
 
 @dataclass(frozen=True)
 class Spent:
-    """Updates after the base."""
+    """Updates after the base, and the wall time of all training, that of the base included."""
 
     selection: int = 0
     finetune: int = 0
+    seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ class Measure:
         }
 
     def _trained(self, folder: Path, spent: Spent) -> dict[str, Any]:
-        """Updates, seconds and the last valid loss, from the files of the run that trained the model."""
+        """Updates, seconds and the last valid loss of the run that trained the model."""
         run = folder if (folder / "manifest.json").exists() else folder.parent
         losses = (
             [json.loads(line) for line in _lines(run / "metrics.jsonl")] if (run / "metrics.jsonl").exists() else []
@@ -136,7 +137,7 @@ class Measure:
             "updates_base": self.cfg.optim.updates,
             "updates_selection": spent.selection,
             "updates_finetune": spent.finetune,
-            "train_seconds": read_json(run / "manifest.json")["wall_seconds"],
+            "train_seconds": spent.seconds,
             "loss": measured[-1] if measured and folder == run else None,
             "precision": self.machine.precision,
             "threads": self.machine.threads,

@@ -6,6 +6,7 @@ import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -37,7 +38,7 @@ def train(cfg: Config) -> RunDir:
     stages = Stages(cfg, _machine(cfg))
     base = stages.base()
     measure = Measure(cfg, stages.machine, stages.data(), base)
-    _record(cfg, [measure.row(base.path, "none", "base", None, Spent())])
+    _record(cfg, [measure.row(base.path, "none", "base", None, Spent(seconds=stages.seconds(base.path)))])
     return base
 
 
@@ -57,30 +58,33 @@ def prune(cfg: Config) -> None:
     points: dict[int | None, int] = {t: u + finetune for t, u in branch.items()}
     if fixed:
         points = {None: per_target + finetune}
-    rows = [measure.row(base.path, "none", "base", None, Spent())]
+    base_seconds = stages.seconds(base.path)
+    rows = [measure.row(base.path, "none", "base", None, Spent(seconds=base_seconds))]
     control: dict[int, Path] = {}
     if "control" in prune_cfg.controls:
         control = stages.control(base, set(points.values()))
         for updates, folder in sorted(control.items()):
-            rows.append(measure.row(folder, "none", f"control-u{updates}", None, Spent(finetune=updates)))
+            seconds = base_seconds + stages.seconds(folder.parent) * updates / max(control)
+            spent = Spent(finetune=updates, seconds=seconds)
+            rows.append(measure.row(folder, "none", f"control-u{updates}", None, spent))
     wanted = [(method, t) for t in points]
     wanted += [(rival, t) for rival, counts in prune_cfg.rivals.items() for t in counts]
     for name, target in wanted:
-        run = stages.pruned(base, name, targets, target)
-        updates = points[target]
-        spent = Spent(updates - finetune, finetune) if name == method and name != "random" else Spent(0, updates)
-        rows.append(
-            measure.row(run.path, name, cfg.variant, target, spent, control.get(updates), f"control-u{updates}")
-        )
+        run, updates = stages.pruned(base, name, targets, target), points[target]
+        seconds = base_seconds + stages.seconds(run.path)
+        spent = Spent(0, updates, seconds)
+        if stages.trains(name):
+            share = (updates - finetune) / (per_target * max(len(targets), 1))
+            seconds += stages.seconds(stages.select(base, name, targets).path) * share
+            spent = Spent(updates - finetune, finetune, seconds)
+        against = control.get(updates), f"control-u{updates}"
+        rows.append(measure.row(run.path, name, cfg.variant, target, spent, *against))
         if "scratch" in prune_cfg.controls and name == method:
             layout = read_layout(run.path)
-            scratch = stages.scratch(layout, cfg.optim.updates + updates)
-            rows.append(
-                measure.row(
-                    scratch.path, "none", "scratch", layout.count(scope_of(cfg)), Spent(0, updates),
-                    control.get(updates), f"control-u{updates}",
-                )
-            )  # fmt: skip
+            scratch = stages.scratch(layout, cfg.optim.updates + updates).path
+            spent = Spent(0, updates, stages.seconds(scratch))
+            kept = layout.count(scope_of(cfg))
+            rows.append(measure.row(scratch, "none", "scratch", kept, spent, *against))
     _record(cfg, rows, started, stages.machine, {"base": base / "model.safetensors"})
 
 
@@ -124,6 +128,12 @@ def _base_name(cfg: Config) -> list[str]:
     return [path.parent.name, path.name] if path.name.startswith("at-") else [path.name]
 
 
+def _made(run: Path) -> dict[str, Any]:
+    """Commit, wall time and memory of the run that a model folder belongs to."""
+    record = read_json((run if (run / "manifest.json").exists() else run.parent) / "manifest.json")
+    return {key: record[key] for key in ("git", "wall_seconds", "peak_memory_mb", "threads")}
+
+
 def _record(
     cfg: Config, rows: list[Row], started: float | None = None, machine: Machine | None = None,
     inputs: dict[str, Path] | None = None,
@@ -138,7 +148,10 @@ def _record(
         record["machine"] |= asdict(machine)
         repo = Path(__file__).parents[1]
         name = f"manifest{f'-{cfg.variant}' if cfg.variant else ''}.json"
-        write_json(folder / name, manifest(sys.argv[1:], record, inputs or {}, started, repo))
+        result = manifest(sys.argv[1:], record, inputs or {}, started, repo if (repo / ".git").exists() else None)
+        # This command may have found its runs finished: each says for itself which code made it, and how long it took.
+        result["runs"] = {row.run: _made(Path(row.run)) for row in rows}
+        write_json(folder / name, result)
     for path in make_report(folder):
         say(str(path))
     console.print((folder / "table.md").read_text(encoding="utf-8"), markup=False)

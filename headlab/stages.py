@@ -157,12 +157,14 @@ class Stages:
                 if selection is not None:
                     inputs["selection"] = selection / "states" / f"{branch}.safetensors"
                     load_weights(model, read_tensors(inputs["selection"]))
-                count = chosen.open_heads() if target is None and isinstance(chosen, L0) else target
-                assert count is not None
-                selected = {"open_heads": chosen.open_heads()} if isinstance(chosen, L0) else {}
-                scores = {str(head): score for head, score in chosen.scores().items()}
+                emergent = chosen.emergent()
+                count = emergent if target is None else target
+                assert count is not None  # checks.py refuses a ranking method without a target
                 layout, factors = chosen.keep(count, model.layout()), chosen.factors()
-                write_json(run / "selection.json", {**selected, "kept": count, "update": branch, "scores": scores})
+                scores = {str(head): score for head, score in chosen.scores().items()}
+                write_json(
+                    run / "selection.json", {"open_heads": emergent, "kept": count, "update": branch, "scores": scores}
+                )
                 try:
                     remove_heads(model, layout, factors)
                 except ValueError as error:  # with method.l0.fold=gate
@@ -182,6 +184,16 @@ class Stages:
 
     def _method_settings(self, method: str) -> dict[str, Any]:
         return asdict(getattr(self.cfg.method, method))
+
+    def trains(self, method: str) -> bool:
+        """Whether ``method`` spends updates on selecting heads."""
+        return self._method(method, []).trains
+
+    def seconds(self, run: Path) -> float:
+        """Wall time of the finished run that a model folder belongs to."""
+        return float(
+            read_json((run if (run / "manifest.json").exists() else run.parent) / "manifest.json")["wall_seconds"]
+        )
 
     def _method(self, method: str, targets: list[int]) -> Method:
         if method == "random":
@@ -226,7 +238,7 @@ class Stages:
     ) -> None:
         """Train over ``span``, saving the weights after the updates ``states``."""
         if span.start < span.stop:
-            rate = self.cfg.method.l0.lr if isinstance(method, L0) else 0.0
+            rate = method.learning_rate if method is not None else 0.0
             title = f"{run.path.parent.name} {run.path.name}"
             fit(Job(title, model, task, optim, self.cfg.seed, self.machine, run.path, span, set(states), method, rate))
 
@@ -244,16 +256,21 @@ class Stages:
             write_json(run / "identity.json", identity)
             say(f"{run}: {'going on' if (run / 'metrics.jsonl').exists() else 'starting'}")
             self.told.add(run.path)
-            yield time.time()
+            spent = read_json(run / "elapsed.json") if (run / "elapsed.json").exists() else 0.0
+            started = time.time() - spent  # what an earlier, interrupted start took counts too
+            try:
+                yield started
+            finally:
+                if not run.done:
+                    write_json(run / "elapsed.json", time.time() - started)
 
     def _finish(self, run: RunDir, started: float, inputs: dict[str, Path], keep: Collection[str] = ()) -> None:
         repo = Path(__file__).parents[1]
         cfg = asdict(self.cfg)
         cfg["machine"] |= asdict(self.machine)
-        earlier = read_json(run / "manifest.json")["wall_seconds"] if (run / "manifest.json").exists() else 0.0
         record = manifest(sys.argv[1:], cfg, inputs, started, repo if (repo / ".git").exists() else None)
-        record["wall_seconds"] += earlier
         write_json(run / "manifest.json", record)
+        (run / "elapsed.json").unlink(missing_ok=True)
         if not self.cfg.keep_checkpoints:
             for folder in {"checkpoints", "states"} - set(keep):
                 shutil.rmtree(run / folder, ignore_errors=True)

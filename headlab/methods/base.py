@@ -23,6 +23,7 @@ class Method(ABC):
     name: ClassVar[str]
     default_scope: ClassVar[tuple[str, ...]] = ("enc-self",)
     trains: ClassVar[bool] = False  # whether scores come from training with loss()
+    learning_rate: float = 0.0  # of the method's own parameters, marked ``param_group = "gates"``
 
     scope: tuple[str, ...]
     layers: list[HeadAttention]
@@ -62,6 +63,10 @@ class Method(ABC):
             raise ValueError(f"cannot keep {target} of {len(scores)} heads within {', '.join(self.scope)}")
         best = sorted(scores, key=lambda head: -scores[head])[:target]  # sorted() is stable: ties in table order
         return layout.keep(best, self.scope)
+
+    def emergent(self) -> int | None:
+        """How many heads the method itself would keep now; None for one that only ranks them."""
+        return None
 
     def factors(self) -> dict[Head, float]:
         """What kept heads are multiplied by when the others are removed; heads left out keep 1."""

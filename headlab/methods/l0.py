@@ -78,6 +78,7 @@ class L0(Method):
 
     def __init__(self, cfg: L0Config, targets: Sequence[int] = (), updates_per_target: int = 0) -> None:
         self.cfg, self.targets, self.updates_per_target = cfg, list(targets), updates_per_target
+        self.learning_rate = cfg.lr
         self.penalty = cfg.penalty if cfg.penalty is not None else self.START_PENALTY
         self.level = math.log(self.penalty)  # the controller's sum
         self.falling: list[float] = []  # the log_a of the update before, largest first
@@ -108,6 +109,10 @@ class L0(Method):
     def open_heads(self) -> int:
         """How many heads would be open at test time."""
         return int((self.log_a() > 0).sum())
+
+    def emergent(self) -> int:
+        """The open heads."""
+        return self.open_heads()
 
     def loss(self, ntokens: int) -> Tensor:
         """lambda * sum of P(g > 0) over the heads of the scope (paper, equation 9; per target token)."""
