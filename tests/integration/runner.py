@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ CONTEXT.set_forkserver_preload(["headlab.cli", "headlab.pipeline", "matplotlib.p
 
 def _main(folder: str, arguments: list[str]) -> None:
     os.chdir(folder)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell inherits an ignored one
     for number, name, mode in ((0, ".stdin", os.O_RDONLY), (1, ".stdout", os.O_WRONLY), (2, ".stderr", os.O_WRONLY)):
         os.dup2(os.open(name, mode), number)
     sys.stdin = open(0, encoding="utf-8")  # noqa: SIM115 - for as long as the process lives

@@ -247,7 +247,13 @@ def test_only_a_bug_shows_a_traceback(calls: Calls, capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_it_with_a_word_on_how_to_go_on(number: signal.Signals, code: int) -> None:
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = subprocess.Popen([sys.executable, "-c", LONG], text=True, **pipes)  # type: ignore[call-overload]
+    process = subprocess.Popen(  # type: ignore[call-overload]
+        [sys.executable, "-c", LONG],
+        text=True,
+        # a background job of a shell inherits an ignored SIGINT, and headlab leaves that as it is
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        **pipes,
+    )
     with process:
         assert process.stdout.readline() == "on\n"
         process.send_signal(number)

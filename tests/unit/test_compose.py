@@ -130,7 +130,7 @@ def test_text_is_taken_as_it_stands(tmp_path: Path) -> None:
         (["prune.target=4", "optim.updates=0"], "optim.updates=0: has to be at least 1"),
         (["prune.target=4", "optim.lr=nan"], "optim.lr=nan: has to be more than 0"),
         (["prune.target=4", "score.lenpen=inf"], "score.lenpen=inf: has to be a finite number"),
-        (["prune.target=4", "optim.warmup=0"], "inverse_sqrt needs at least 1"),
+        (["prune.target=4", "optim.schedule=inverse_sqrt", "optim.warmup=0"], "inverse_sqrt needs at least 1"),
         (["prune.target=4", "machine.precision=fp8"], "choose from auto, fp32, bf16, fp16"),
         (["prune.target=4", "machine.precision=fp16", "machine.device=cpu"], "needs a GPU"),
         (["prune.target=4", "results=a/b"], "results=a/b: has to be a name"),
