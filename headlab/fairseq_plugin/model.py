@@ -168,11 +168,6 @@ def freeze_decoder(model: HeadlabTransformer) -> None:
         parameter.requires_grad_(False)
 
 
-def parameter_count(model: nn.Module) -> int:
-    """Number of parameters, each shared tensor once."""
-    return sum(p.numel() for p in set(model.parameters()))
-
-
 def detached_state(model: nn.Module) -> dict[str, Tensor]:
     """A copy of the weights on the CPU, one entry per tensor: tied tensors appear under their first name."""
     return {name: p.detach().to("cpu", copy=True) for name, p in model.named_parameters()}
