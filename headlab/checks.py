@@ -16,6 +16,7 @@ Problem = tuple[str, str]
 CHOICES = {
     "data.source": ("package", "files"),
     "model.norm": ("pre", "post"),
+    "optim.algorithm": ("adam", "muon"),
     "optim.schedule": ("inverse_sqrt", "constant", "cosine", "linear"),
     "optim.average_rule": ("last", "best"),
     "method.name": ("l0", "random"),
@@ -37,7 +38,7 @@ RANGES: list[tuple[str, Callable[[float], bool], str]] = [
         "optim.log_every optim.average optim.average_every "
         "prune.selection_updates "
         "score.beam score.batch_sentences score.bootstrap score.speed_sentences score.speed_rounds "
-        "machine.threads machine.devices",
+        "machine.threads machine.devices machine.jobs",
     ),
     (
         "at least 0",

@@ -32,6 +32,7 @@ FLAGS = {
     "precision": "machine.precision",
     "threads": "machine.threads",
     "devices": "machine.devices",
+    "jobs": "machine.jobs",
 }
 
 #: Verbs with one argument, and its name.

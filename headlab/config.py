@@ -57,6 +57,7 @@ class OptimConfig:
 
     name: str = MISSING
     updates: int = MISSING
+    algorithm: str = "adam"  # adam | muon: Muon for the matrices of the layers, Adam for all else
     batch_tokens: int = 2048  # most tokens of a batch on either side, padding counted
     update_freq: int = 1
     lr: float = MISSING
@@ -130,7 +131,7 @@ class ScoreConfig:
 
     beam: int = 4
     lenpen: float = 0.6
-    batch_sentences: int = 256
+    batch_sentences: int = 128
     bootstrap: int = 1000
     speed_sentences: int = 200
     speed_rounds: int = 3
@@ -144,6 +145,7 @@ class MachineConfig:
     precision: str = "auto"  # auto | fp32 | bf16 | fp16
     threads: int | None = None
     devices: int = 1  # processes of data-parallel training
+    jobs: int | None = None  # runs side by side, which share the threads; default: one per thread, 4 at most; 1 on GPUs
 
 
 @dataclass

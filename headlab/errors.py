@@ -10,6 +10,10 @@ class UserError(Exception):
         super().__init__("\n".join(problems))
         self.problems = problems
 
+    def __reduce__(self) -> tuple[type[UserError], tuple[str, ...]]:
+        """For an error that comes from another process."""
+        return type(self), self.problems
+
 
 class RunError(Exception):
     """The work could not be finished (environment, a NaN, failed cells): exit code 1, one line."""

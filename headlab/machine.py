@@ -41,6 +41,17 @@ def decide(cfg: MachineConfig, runs_dir: Path) -> Machine:
     return Machine(device, precision, cfg.threads or kept["threads"], cfg.devices)
 
 
+def jobs(cfg: MachineConfig, machine: Machine) -> int:
+    """How many runs to have side by side.
+
+    Models that train on a CPU are small: two runs with one thread each get done sooner than one after the other with
+    two. Every run takes memory of its own, so that it is 4 at most unless ``machine.jobs`` says more.
+    """
+    if cfg.jobs is not None:
+        return cfg.jobs
+    return min(machine.threads, 4) if machine.device == "cpu" and machine.devices == 1 else 1
+
+
 def _is_decision(value: Any) -> bool:
     return (
         isinstance(value, dict)

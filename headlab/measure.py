@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -16,14 +15,12 @@ from headlab.fairseq_plugin.generation import Translator
 from headlab.fairseq_plugin.modelfiles import load_model, read_layout
 from headlab.fairseq_plugin.setup import Machine
 from headlab.paper import paper_bleu
-from headlab.progress import Progress
+from headlab.progress import Progress, say
 from headlab.report.rows import Row
 from headlab.runs import RunDir, atomic_write, digest, read_json, sha256_of, write_json
 from headlab.scoring.size import ModelShape, flops, parameters
 from headlab.scoring.speed import measure_speed
 from headlab.scoring.text import compare, score_text
-
-Translate = Callable[[list[str]], list[str]]
 
 
 @dataclass(frozen=True)
@@ -51,8 +48,7 @@ class Measure:
         langs = (cfg.data.source_lang, cfg.data.target_lang)
         layout = read_layout(folder)
         scores = self.scores(folder)
-        full = layout.count() == layout.total()
-        speed = self._speed(folder) if self.base is not None and not full else {}
+        speed = (self._known_speed(folder) if self.base is not None else None) or {}
         row = Row(
             experiment=cfg.results, method=method, variant=variant, scope=" ".join(scope), target=target,
             seed=cfg.seed, heads_total=layout.total(scope), heads_kept=layout.count(scope),
@@ -76,8 +72,7 @@ class Measure:
     def scores(self, folder: Path) -> dict[str, Any]:
         """BLEU and chrF on test and BLEU on valid; translations stay in ``hypotheses.txt``."""
         score = self.cfg.score
-        # fairseq ends a hypothesis by the longest source of its batch, so that the batches can matter
-        key = self._key(folder, beam=score.beam, lenpen=score.lenpen, batch_sentences=score.batch_sentences)
+        key = self._key(folder, beam=score.beam, lenpen=score.lenpen)
         found = _cached(folder / "scores.json", key)
         if found is None or not (folder / "hypotheses.txt").exists():
             translate = self._translator(folder)
@@ -93,22 +88,40 @@ class Measure:
             write_json(folder / "scores.json", {"key": key, "value": found})
         return found
 
-    def _speed(self, folder: Path) -> dict[str, Any]:
-        """Sentences per second, and how many times that of the base, measured in turn with it."""
+    def speeds(self, folders: Sequence[Path]) -> None:
+        """Measure the speed of the pruned models among ``folders`` in turn with that of the base: ``speed.json``.
+
+        Sentences per second, and how many times that of the base; what was measured before is left alone.
+        """
         assert self.base is not None
+        missing = [f for f in dict.fromkeys(folders) if self._pruned(f) and self._known_speed(f) is None]
+        if not missing:
+            return
         score = self.cfg.score
-        key = self._key(folder, **asdict(score), base=sha256_of(self.base / "model.safetensors"))
-        found = _cached(folder / "speed.json", key)
-        if found is None:
-            sentences = self._text("test")[0]
-            step = max(len(sentences) // score.speed_sentences, 1)
-            chosen = sentences[::step][: score.speed_sentences]
-            translators = {"base": self._base_translator, "pruned": self._translator(folder)}
-            rounds = measure_speed(translators, chosen, score.speed_rounds)
-            ratios = [p / b for p, b in zip(rounds["pruned"], rounds["base"], strict=True)]
-            found = {"sentences_per_s": median(rounds["pruned"]), "speedup": median(ratios)}
-            write_json(folder / "speed.json", {"key": key, "value": found, "rounds": rounds})
-        return found
+        sentences = self._text("test")[0]
+        step = max(len(sentences) // score.speed_sentences, 1)
+        chosen = sentences[::step][: score.speed_sentences]
+        translators = {folder: self._translator(folder) for folder in [self.base.path, *missing]}
+        say(f"measuring the speed of {len(missing)} models beside that of {self.base}")
+        rounds = measure_speed(translators, chosen, score.speed_rounds)
+        for folder in missing:
+            own, base = rounds[folder], rounds[self.base.path]
+            ratios = [p / b for p, b in zip(own, base, strict=True)]
+            found = {"sentences_per_s": median(own), "speedup": median(ratios)}
+            record = {"key": self._speed_key(folder), "value": found, "rounds": {"base": base, "pruned": own}}
+            write_json(folder / "speed.json", record)
+
+    def _pruned(self, folder: Path) -> bool:
+        layout = read_layout(folder)
+        return layout.count() < layout.total()
+
+    def _speed_key(self, folder: Path) -> str:
+        assert self.base is not None
+        base, machine = sha256_of(self.base / "model.safetensors"), asdict(self.machine)
+        return self._key(folder, **asdict(self.cfg.score), base=base, machine=machine)
+
+    def _known_speed(self, folder: Path) -> dict[str, Any] | None:
+        return _cached(folder / "speed.json", self._speed_key(folder))
 
     def _size(self, layout: Any) -> dict[str, Any]:
         model = self.cfg.model
@@ -152,11 +165,6 @@ class Measure:
         data = self.cfg.data
         model, task, pieces = load_model(folder, self.cfg.model, data.source_lang, data.target_lang, self.machine)
         return Translator(model, task, pieces, self.cfg.score)
-
-    @cached_property
-    def _base_translator(self) -> Translator:
-        assert self.base is not None
-        return self._translator(self.base.path)
 
     def _key(self, folder: Path, **settings: Any) -> str:
         return digest({"model": sha256_of(folder / "model.safetensors"), "data": self.data.path.name, **settings})

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from headlab import corpora
+from headlab import corpora, parallel
 from headlab.checks import scope_of, targets_of
 from headlab.config import Config
 from headlab.errors import UserError
 from headlab.fairseq_plugin.generation import Translator
 from headlab.fairseq_plugin.modelfiles import load_model, read_layout
 from headlab.fairseq_plugin.setup import Machine
-from headlab.machine import decide
+from headlab.machine import decide, jobs
 from headlab.measure import Measure, Spent
+from headlab.parallel import Task
 from headlab.progress import Progress, console, say
 from headlab.report import make_report
 from headlab.report.rows import Row, write_rows
@@ -45,47 +46,98 @@ def train(cfg: Config) -> RunDir:
 def prune(cfg: Config) -> None:
     """Base, control, the method's pruned models, its rivals, and the table of them all."""
     started = time.time()
-    stages = Stages(cfg, _machine(cfg))
-    base = stages.base()
+    machine = _machine(cfg)
+    base = Stages(cfg, machine).base()
     _check_base(cfg, base)
-    measure = Measure(cfg, stages.machine, stages.data(), base)
-    prune_cfg, method = cfg.prune, cfg.method.name
-    targets = targets_of(cfg)
-    fixed = method == "l0" and cfg.method.l0.penalty is not None
-    per_target, finetune = prune_cfg.selection_updates, prune_cfg.finetune_updates
+    side_by_side = jobs(cfg.machine, machine)
+    stages = Stages(cfg, replace(machine, threads=max(machine.threads // side_by_side, 1)))
+    plan = Plan.of(cfg)
+    parallel.run(plan.stages(stages, base), side_by_side)
 
-    branch = {target: per_target * (place + 1) for place, target in enumerate(targets)}
-    points: dict[int | None, int] = {t: u + finetune for t, u in branch.items()}
-    if fixed:
-        points = {None: per_target + finetune}
+    measure = Measure(cfg, machine, stages.data(), base)
+    control = stages.control(base, set(plan.updates.values())) if plan.control else {}
+    runs = {(name, target): stages.pruned(base, name, plan.targets, target) for name, target in plan.wanted}
+    scratch = {key: _scratch(stages, plan, runs[key], key[1]).path for key in plan.scratch}
+    folders = [base.path, *control.values(), *(run.path for run in runs.values()), *scratch.values()]
+    scoring = replace(measure, machine=stages.machine)
+    parallel.run({f"scoring {folder}": Task(scoring.scores, (folder,)) for folder in folders}, side_by_side)
+    measure.speeds(folders)
+
     base_seconds = stages.seconds(base.path)
     rows = [measure.row(base.path, "none", "base", None, Spent(seconds=base_seconds))]
-    control: dict[int, Path] = {}
-    if "control" in prune_cfg.controls:
-        control = stages.control(base, set(points.values()))
-        for updates, folder in sorted(control.items()):
-            seconds = base_seconds + stages.seconds(folder.parent) * updates / max(control)
-            spent = Spent(finetune=updates, seconds=seconds)
-            rows.append(measure.row(folder, "none", f"control-u{updates}", None, spent))
-    wanted = [(method, t) for t in points]
-    wanted += [(rival, t) for rival, counts in prune_cfg.rivals.items() for t in counts]
-    for name, target in wanted:
-        run, updates = stages.pruned(base, name, targets, target), points[target]
+    for updates, folder in sorted(control.items()):
+        seconds = base_seconds + stages.seconds(folder.parent) * updates / max(control)
+        rows.append(measure.row(folder, "none", f"control-u{updates}", None, Spent(finetune=updates, seconds=seconds)))
+    for (name, target), run in runs.items():
+        updates = plan.updates[target]
         seconds = base_seconds + stages.seconds(run.path)
         spent = Spent(0, updates, seconds)
         if stages.trains(name):
-            share = (updates - finetune) / (per_target * max(len(targets), 1))
-            seconds += stages.seconds(stages.select(base, name, targets).path) * share
-            spent = Spent(updates - finetune, finetune, seconds)
+            selection = updates - cfg.prune.finetune_updates
+            share = selection / (cfg.prune.selection_updates * max(len(plan.targets), 1))
+            seconds += stages.seconds(stages.select(base, name, plan.targets).path) * share
+            spent = Spent(selection, cfg.prune.finetune_updates, seconds)
         against = control.get(updates), f"control-u{updates}"
         rows.append(measure.row(run.path, name, cfg.variant, target, spent, *against))
-        if "scratch" in prune_cfg.controls and name == method:
-            layout = read_layout(run.path)
-            scratch = stages.scratch(layout, cfg.optim.updates + updates).path
-            spent = Spent(0, updates, stages.seconds(scratch))
-            kept = layout.count(scope_of(cfg))
-            rows.append(measure.row(scratch, "none", "scratch", kept, spent, *against))
-    _record(cfg, rows, started, stages.machine, {"base": base / "model.safetensors"})
+        if (name, target) in scratch:
+            folder = scratch[name, target]
+            spent = Spent(0, updates, stages.seconds(folder))
+            kept = read_layout(folder).count(scope_of(cfg))
+            rows.append(measure.row(folder, "none", "scratch", kept, spent, *against))
+    _record(cfg, rows, started, machine, {"base": base / "model.safetensors"})
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What ``headlab prune`` has to make from a base.
+
+    ``updates`` after the base by target (None: as many heads as a fixed penalty leaves open), ``wanted`` the models
+    (method, target), ``scratch`` those of them whose layout is also trained from random initialisation.
+    """
+
+    targets: list[int]
+    updates: dict[int | None, int]
+    wanted: list[tuple[str, int | None]]
+    control: bool
+    scratch: list[tuple[str, int | None]]
+
+    @classmethod
+    def of(cls, cfg: Config) -> Plan:
+        """The plan of a configuration."""
+        targets, method = targets_of(cfg), cfg.method.name
+        per_target, finetune = cfg.prune.selection_updates, cfg.prune.finetune_updates
+        updates: dict[int | None, int] = {t: per_target * (n + 1) + finetune for n, t in enumerate(targets)}
+        if method == "l0" and cfg.method.l0.penalty is not None:
+            updates = {None: per_target + finetune}
+        own: list[tuple[str, int | None]] = [(method, target) for target in updates]
+        rivals = [(rival, target) for rival, counts in cfg.prune.rivals.items() for target in counts]
+        scratch = own if "scratch" in cfg.prune.controls else []
+        return cls(targets, updates, [*own, *rivals], "control" in cfg.prune.controls, scratch)
+
+    def stages(self, stages: Stages, base: RunDir) -> dict[str, Task]:
+        """Everything to train; the longest that nothing waits for come first."""
+        tasks: dict[str, Task] = {}
+        for name in {name: None for name, _ in self.wanted if stages.trains(name)}:
+            tasks[f"select {name}"] = Task(stages.select, (base, name, self.targets))
+        if self.control:
+            tasks["control"] = Task(stages.control, (base, set(self.updates.values())))
+        for name, target in self.wanted:
+            needs = (f"select {name}",) if stages.trains(name) else ()
+            tasks[f"pruned {name} {target}"] = Task(stages.pruned, (base, name, self.targets, target), needs)
+        for name, target in self.scratch:
+            tasks[f"scratch {target}"] = Task(
+                _scratch_of, (stages, self, base, name, target), (f"pruned {name} {target}",)
+            )
+        return tasks
+
+
+def _scratch_of(stages: Stages, plan: Plan, base: RunDir, method: str, target: int | None) -> None:
+    _scratch(stages, plan, stages.pruned(base, method, plan.targets, target), target)
+
+
+def _scratch(stages: Stages, plan: Plan, run: RunDir, target: int | None) -> RunDir:
+    """The layout of ``run`` trained from random initialisation, for as many updates as base and pruning together."""
+    return stages.scratch(read_layout(run.path), stages.cfg.optim.updates + plan.updates[target])
 
 
 def _check_base(cfg: Config, base: RunDir) -> None:

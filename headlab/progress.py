@@ -9,6 +9,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+
+def plain_console() -> Console:
+    """One that writes lines, as to a file, also where there is a terminal."""
+    return Console(stderr=True, highlight=False, soft_wrap=True, force_terminal=False)
+
+
 #: Everything a command says about its work goes to stderr; stdout is for results.
 console = Console(stderr=True, highlight=False, soft_wrap=True)
 

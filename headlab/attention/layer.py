@@ -15,9 +15,7 @@ from torch.nn import functional as F
 
 from headlab.attention.dropout import dropout
 from headlab.attention.heads import KINDS
-
-#: Per attention module: the keys, values (sentences x heads, positions, head width) and key padding seen so far.
-State = dict[str, dict[str, Tensor]]
+from headlab.attention.past import BEAM, Past, State
 
 
 class HeadAttention(nn.Module):
@@ -52,7 +50,6 @@ class HeadAttention(nn.Module):
         self.v_proj = nn.Linear(key_dim, dim)
         self.out_proj = nn.Linear(dim, dim)
         self.gate = None
-        self.beam = 1  # in incremental decoding: how many neighbouring rows of the memory are one sentence
         self.record: frozenset[str] = frozenset()
         self.features: dict[str, Tensor] = {}
         self.reset_parameters()
@@ -86,7 +83,8 @@ class HeadAttention(nn.Module):
         """Attend from ``query`` to ``memory``.
 
         Args:
-            query: (queries, sentences, dim).
+            query: (queries, sentences, dim). While decoding it may hold several neighbouring hypotheses of each
+                sentence: (1, sentences * hypotheses, dim).
             memory: (keys, sentences, key_dim); None attends to ``query`` itself.
             key_padding: (sentences, keys), true where a key is padding.
             mask: (queries, keys), added to the scores; ``-inf`` forbids.
@@ -94,24 +92,26 @@ class HeadAttention(nn.Module):
                 self-attention and computed once for encoder-decoder attention.
 
         Returns:
-            (queries, sentences, dim).
+            The shape of ``query``.
         """
-        queries, sentences, _ = query.shape
+        queries, rows, _ = query.shape
         if not self.heads:  # nothing to add but the bias of the output projection
             self.features = {}
-            return self.out_proj.bias.to(query.dtype).expand(queries, sentences, self.dim)
+            return self.out_proj.bias.to(query.dtype).expand(queries, rows, self.dim)
         k, v, key_padding = self._keys_values(query, memory, key_padding, state)
-        # In a beam search the hypotheses of one sentence attend to the same keys: they become more queries of it.
-        beam = sentences * self.num_heads // k.size(0)
-        sentences //= beam
+        # The hypotheses of one sentence attend to the same keys: they become more queries of it.
+        sentences = k.size(0) // self.num_heads
+        beam = rows // sentences
         # Queries are scaled before the product: it is the smaller tensor.
         q = self._split(self.q_proj(query) * self.head_dim**-0.5, beam)
         scores = torch.bmm(q, k.transpose(1, 2))
         if mask is not None:
             scores = scores.add_(mask)
+        by_sentence = scores.view(sentences, self.num_heads, beam * queries, -1)
+        if memory is None and state is not None and BEAM in state:
+            by_sentence.add_(state[BEAM][:, None])
         if key_padding is not None:
-            by_sentence = scores.view(sentences, self.num_heads, beam * queries, -1)
-            scores = by_sentence.masked_fill_(key_padding[:, None, None, :], float("-inf")).view_as(scores)
+            by_sentence.add_(_forbidden(key_padding, scores.dtype)[:, None, None])
         weights = torch.softmax(scores, dim=-1)
         context = torch.bmm(dropout(weights, self.dropout, self.training), v)
         if self.record:
@@ -145,40 +145,25 @@ class HeadAttention(nn.Module):
     def _keys_values(
         self, query: Tensor, memory: Tensor | None, key_padding: Tensor | None, state: State | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        past = state.get(self.name, {}) if state is not None else {}
-        if memory is not None and past:  # encoder-decoder: projected once per sentence
-            return past["k"].flatten(0, 1), past["v"].flatten(0, 1), past.get("padding")
+        """Keys and values (sentences * heads, keys, width), and which keys are padding (sentences, keys)."""
+        past: Past | None = state.get(self.name) if state is not None else None
+        if memory is not None and past is not None:  # encoder-decoder: projected once per sentence
+            return *past.keys_values(), past.padding
         source = query if memory is None else memory
-        if memory is not None and state is not None and self.beam > 1:
-            # Beam search repeats every sentence of the memory; once is enough.
-            source = memory[:, :: self.beam].contiguous()
-            key_padding = key_padding[:: self.beam] if key_padding is not None else None
-        k, v = self._split(self.k_proj(source)), self._split(self.v_proj(source))
-        if state is not None:
-            sentences = source.size(1)
-            k, v = (t.reshape(sentences, self.num_heads, -1, self.head_dim) for t in (k, v))
-            if past:
-                k, v = torch.cat([past["k"], k], 2), torch.cat([past["v"], v], 2)
-                key_padding = _join_padding(past.get("padding"), key_padding, past["k"].size(2), k)
-            state[self.name] = {"k": k, "v": v}
+        beam = 1
+        if memory is None and state is not None:
             if key_padding is not None:
-                state[self.name]["padding"] = key_padding
-            k, v = k.flatten(0, 1), v.flatten(0, 1)
-        return k, v, key_padding
-
-    def reorder(self, state: State, order: Tensor) -> None:
-        """Follow a beam search: row ``i`` of the state becomes row ``order[i]``.
-
-        Encoder-decoder attention keeps one row per sentence, and moves nothing as long as none leaves the batch.
-        """
-        past = state.get(self.name)
+                raise ValueError(f"{self.name}: no padding can be told apart among tokens decoded one by one")
+            beam = source.size(1) // state[BEAM].size(0) if BEAM in state else 1
+        k, v = self._split(self.k_proj(source), beam), self._split(self.v_proj(source), beam)
+        if state is None:
+            return k, v, key_padding
+        k, v = (t.unflatten(0, (-1, self.num_heads)) for t in (k, v))
         if past is None:
-            return
-        if self.kind == "enc-dec":
-            order = order[:: self.beam] // self.beam
-            if order.size(0) == past["k"].size(0):
-                return
-        state[self.name] = {name: tensor.index_select(0, order) for name, tensor in past.items()}
+            past = state[self.name] = Past(k, v, k.size(2), key_padding)
+        else:
+            past.append(k, v)
+        return *past.keys_values(), key_padding
 
     def _record(self, sentences: int, **tensors: Tensor) -> None:
         self.features = {
@@ -190,16 +175,9 @@ class HeadAttention(nn.Module):
         return f"{self.name}, heads={list(self.heads)} of width {self.head_dim}"
 
 
-def _join_padding(past: Tensor | None, new: Tensor | None, past_length: int, keys: Tensor) -> Tensor | None:
-    """Key padding (sentences, keys) over the earlier and the new keys; None where there is none in either."""
-    if past is None and new is None:
-        return None
-    sentences, new_length = keys.size(0), keys.size(2) - past_length
-
-    def filled(padding: Tensor | None, length: int) -> Tensor:
-        return padding if padding is not None else torch.zeros(sentences, length, dtype=torch.bool, device=keys.device)
-
-    return torch.cat([filled(past, past_length), filled(new, new_length)], 1)
+def _forbidden(padding: Tensor, dtype: torch.dtype) -> Tensor:
+    """``-inf`` where ``padding`` is true and 0 elsewhere: adding it to scores is faster than filling them."""
+    return torch.zeros(padding.shape, dtype=dtype, device=padding.device).masked_fill_(padding, float("-inf"))
 
 
 def attention_layers(model: nn.Module, scope: Iterable[str] | None = None) -> list[HeadAttention]:

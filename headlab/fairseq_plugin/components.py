@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from headlab.methods.base import Method
+from headlab.muon import MuonAdam
 
 
 class HeadlabTask(TranslationTask):
@@ -117,6 +118,7 @@ class TranslationLoss(FairseqCriterion):
 class AdamConfig(FairseqDataclass):
     """Adam with decoupled weight decay; gates have a rate of their own and no decay."""
 
+    algorithm: str = "adam"
     beta1: float = 0.9
     beta2: float = 0.98
     eps: float = 1e-9
@@ -127,16 +129,27 @@ class AdamConfig(FairseqDataclass):
 
 @register_optimizer("headlab_adam", dataclass=AdamConfig)
 class GroupedAdam(FairseqOptimizer):
-    """torch's fused AdamW over two groups: weights, and parameters marked ``param_group = "gates"``."""
+    """torch's fused AdamW over weights, and over parameters marked ``param_group = "gates"`` with a rate of their own.
+
+    With ``algorithm=muon`` those marked ``param_group = "matrices"`` are updated by Muon instead.
+    """
 
     def __init__(self, cfg: AdamConfig, params: list[nn.Parameter]) -> None:
         super().__init__(cfg)
-        gates = [p for p in params if getattr(p, "param_group", "") == "gates"]
-        weights = [p for p in params if getattr(p, "param_group", "") != "gates" and p.numel()]
-        groups: list[dict[str, Any]] = [{"params": weights, "weight_decay": cfg.weight_decay}]
-        if gates:
-            groups.append({"params": gates, "weight_decay": 0.0, "fixed_lr": cfg.gate_lr})
-        self._optimizer = torch.optim.AdamW(groups, lr=cfg.lr[0], betas=(cfg.beta1, cfg.beta2), eps=cfg.eps, fused=True)
+        sorts: dict[str, list[nn.Parameter]] = {"weights": [], "matrices": [], "gates": []}
+        for parameter in params:
+            sort = getattr(parameter, "param_group", "weights")
+            if sort == "matrices" and cfg.algorithm != "muon":
+                sort = "weights"
+            if parameter.numel():
+                sorts[sort].append(parameter)
+        settings: dict[str, dict[str, Any]] = {
+            "weights": {"weight_decay": cfg.weight_decay},
+            "matrices": {"weight_decay": cfg.weight_decay, "muon": True},
+            "gates": {"weight_decay": 0.0, "fixed_lr": cfg.gate_lr},
+        }
+        groups: list[dict[str, Any]] = [{"params": found, **settings[sort]} for sort, found in sorts.items() if found]
+        self._optimizer = MuonAdam(groups, lr=cfg.lr[0], betas=(cfg.beta1, cfg.beta2), eps=cfg.eps, fused=True)
 
     @property
     def optimizer_config(self) -> dict[str, Any]:

@@ -44,14 +44,6 @@ class FairseqAttention(HeadAttention):
         memory = key if self.kind == "enc-dec" else None
         return super().forward(query, memory, key_padding_mask, attn_mask, incremental_state), None
 
-    def reorder_incremental_state(self, incremental_state: dict[str, Any], new_order: Tensor) -> None:
-        """Called by fairseq's decoder on every module that has it."""
-        self.reorder(incremental_state, new_order)
-
-    def set_beam_size(self, beam_size: int) -> None:
-        """Called by fairseq's generator before it translates."""
-        self.beam = beam_size
-
     def _get_input_buffer(self, incremental_state: dict[str, Any] | None) -> dict[str, Tensor]:
         return {}  # fairseq's decoder layer asks, and uses the answer only with cross_self_attention
 
@@ -160,6 +152,14 @@ def build_model(
     if layout is not None:
         remove_heads(built, layout)
     return built
+
+
+def mark_matrices(model: HeadlabTransformer) -> None:
+    """Mark the matrices of the layers, embeddings left out, for an optimiser that treats them differently."""
+    for half in (model.encoder, model.decoder):
+        for parameter in half.layers.parameters():
+            if parameter.dim() == 2:
+                parameter.param_group = "matrices"
 
 
 def freeze_decoder(model: HeadlabTransformer) -> None:

@@ -80,6 +80,7 @@ def fairseq_config(
     """fairseq's configuration of one training, built directly and never through argparse."""
     cfg = OmegaConf.structured(FairseqConfig)
     adam = AdamConfig(
+        algorithm=optim.algorithm,
         beta1=optim.beta1,
         beta2=optim.beta2,
         eps=optim.eps,

@@ -23,7 +23,7 @@ from headlab.config import OptimConfig
 from headlab.errors import RunError
 from headlab.fairseq_plugin.checkpoints import Checkpoints, read_tensors, save_state
 from headlab.fairseq_plugin.components import HeadlabTask, ScheduleConfig, TranslationLoss, learning_rate
-from headlab.fairseq_plugin.model import HeadlabTransformer, load_weights
+from headlab.fairseq_plugin.model import HeadlabTransformer, load_weights, mark_matrices
 from headlab.fairseq_plugin.setup import Machine, Rank, fairseq_config, join
 from headlab.methods.base import Method
 from headlab.progress import Progress
@@ -103,6 +103,7 @@ class Training:
             join(cfg, rank)
         self.first = rank is None or rank.number == 0
         loss = TranslationLoss(job.task, job.optim.label_smoothing, job.method)
+        mark_matrices(job.model)
         self.trainer = Trainer(cfg, job.task, job.model, loss)
         self.trainer._build_optimizer()
         self.checkpoints = Checkpoints(job.work / "checkpoints")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
+from typing import TypeVar
+
+Name = TypeVar("Name", bound=Hashable)
 
 
 def measure_speed(
-    translators: Mapping[str, Callable[[list[str]], object]], sentences: list[str], rounds: int
-) -> dict[str, list[float]]:
+    translators: Mapping[Name, Callable[[list[str]], object]], sentences: list[str], rounds: int
+) -> dict[Name, list[float]]:
     """Sentences per second of every translator in every round.
 
     The translators take turns (A B A B ...), so that a machine that slows down or is shared slows all of them
@@ -16,7 +19,7 @@ def measure_speed(
     """
     for translate in translators.values():
         translate(sentences)
-    speeds: dict[str, list[float]] = {name: [] for name in translators}
+    speeds: dict[Name, list[float]] = {name: [] for name in translators}
     for _ in range(rounds):
         for name, translate in translators.items():
             start = time.perf_counter()

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from headlab.attention.heads import KINDS
 from headlab.attention.layer import HeadAttention, attention_layers
+from headlab.attention.past import BEAM
 from headlab.attention.removal import cut_layer
 
 DIM, HEADS, KEY_DIM = 24, 4, 20
@@ -152,9 +153,10 @@ def test_a_gate_scales_its_heads_output_alone(kind):
         found = layer.train(training)(query, memory, padding, mask)
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     if kind != "enc-self":
+        keys = padding if kind == "enc-dec" else None
+        expected, _ = by_hand(layer, query, memory, keys, mask, factors)
         state: dict = {}
         for position in range(QUERIES):
-            keys = padding if kind == "enc-dec" else padding[:, position : position + 1]
             found = layer(query[position : position + 1], memory, keys, None, state)
             torch.testing.assert_close(found, expected[position : position + 1], atol=1e-5, rtol=1e-5)
 
@@ -220,61 +222,53 @@ def test_a_layer_without_heads_outputs_the_bias_and_trains_it(kind):
     assert layer.features == {}
     found.sum().backward()
     assert torch.equal(layer.out_proj.bias.grad, torch.full((DIM,), float(QUERIES * SENTENCES)))
-    layer.reorder({}, torch.tensor([0, 0, 1]))
 
 
-def test_padding_given_in_some_calls_only_is_remembered():
+def test_padding_among_tokens_decoded_one_by_one_is_refused():
     layer = layer_of("dec-self").eval()
-    query, _, _, mask = inputs("dec-self")
-    padding = torch.zeros(SENTENCES, QUERIES, dtype=torch.bool)
-    padding[1, :2] = True  # padding at the left, in the first call
-    padding[0, 2] = True
-    expected, _ = by_hand(layer, query, None, padding, mask)
-    given = [padding[:, :2], padding[:, 2:3], None]
-    state: dict = {}
-    first = layer(query[:2], None, given[0], mask[:2, :2], state)
-    torch.testing.assert_close(first[:, [0, 2]], expected[:2, [0, 2]], atol=1e-5, rtol=1e-5)
-    for start, stop, part in ((2, 3, given[1]), (3, 4, None), (4, 5, None)):
-        found = layer(query[start:stop], None, part, None, state)
-        defined = [0, 1, 2] if start > 2 else [0, 2]  # sentence 1 has a real token from position 2 on
-        torch.testing.assert_close(found[:, defined], expected[start:stop, defined], atol=1e-5, rtol=1e-5)
+    query, _, padding, _ = inputs("dec-self")
+    with pytest.raises(ValueError, match=r"dec-self\.0: no padding"):
+        layer(query[:1], None, padding[:, :1], None, {})
 
 
-def test_padding_that_comes_late_does_not_hide_earlier_keys():
+def test_hypotheses_branch_and_sentences_leave():
+    """Two hypotheses a sentence: the second drops its past for that of the first; then sentence 1 is done."""
     layer = layer_of("dec-self").eval()
-    query, _, _, mask = inputs("dec-self")
-    padding = torch.zeros(SENTENCES, QUERIES, dtype=torch.bool)
-    padding[2, 4] = True
-    expected, _ = by_hand(layer, query, None, padding, mask)
-    state: dict = {}
-    layer(query[:4], None, None, mask[:4, :4], state)
-    found = layer(query[4:], None, padding[:, 4:], None, state)
-    torch.testing.assert_close(found, expected[4:], atol=1e-5, rtol=1e-5)
+    torch.manual_seed(8)
+    steps = torch.randn(3, SENTENCES, 2, DIM)
+    none = float("-inf")
+    own = torch.tensor([[0.0, none], [none, 0.0]])
+    state: dict = {BEAM: own.expand(SENTENCES, 2, 2)}
+    layer(steps[0].flatten(0, 1)[None], None, None, None, state)
+    first = torch.tensor([[0.0, none], [0.0, none]])
+    state[BEAM] = torch.cat([first, own], 1).expand(SENTENCES, 2, 4)
+    layer(steps[1].flatten(0, 1)[None], None, None, None, state)
+    staying = torch.tensor([0, 2])
+    state[layer.name].keep(staying)
+    state[BEAM] = torch.cat([first, own, own], 1).expand(2, 2, 6)
+    found = layer(steps[2][staying].flatten(0, 1)[None], None, None, None, state).view(2, 2, DIM)
+    for hypothesis in (0, 1):
+        mask = torch.full((3, 3), none).triu(1)
+        past = torch.stack([steps[0, staying, 0], steps[1, staying, hypothesis], steps[2, staying, hypothesis]])
+        expected, _ = by_hand(layer, past, None, None, mask)
+        torch.testing.assert_close(found[:, hypothesis], expected[2], atol=1e-5, rtol=1e-5)
 
 
-def test_reordering_moves_the_past_of_self_attention():
-    layer = layer_of("dec-self").eval()
-    query, _, _, mask = inputs("dec-self")
-    order = torch.tensor([2, 0, 0])
-    state: dict = {}
-    layer(query[:4], None, None, mask[:4, :4], state)
-    layer.reorder(state, order)
-    found = layer(query[4:], None, None, None, state)
-    moved = torch.cat([query[:4, order], query[4:]])
-    expected, _ = by_hand(layer, moved, None, None, mask)
-    torch.testing.assert_close(found, expected[4:], atol=1e-5, rtol=1e-5)
-
-
-def test_reordering_drops_the_memory_of_sentences_that_left():
+def test_the_hypotheses_of_a_sentence_share_its_memory():
     layer = layer_of("enc-dec").eval()
-    query, memory, padding, _ = inputs("enc-dec")
+    _, memory, padding, _ = inputs("enc-dec")
+    torch.manual_seed(8)
+    steps = torch.randn(2, SENTENCES, 2, DIM)
     state: dict = {}
-    layer(query[:1], memory, padding, None, state)
-    order = torch.tensor([0, 2])
-    layer.reorder(state, order)
-    found = layer(query[1:2, order], memory[:, order], padding[order], None, state)
-    expected, _ = by_hand(layer, query[1:2, order], memory[:, order], padding[order], None)
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    staying = torch.tensor([0, 2])
+    for step, sentences in ((0, torch.arange(SENTENCES)), (1, staying)):
+        found = layer(steps[step][sentences].flatten(0, 1)[None], memory, padding, None, state).view(-1, 2, DIM)
+        for hypothesis in (0, 1):
+            query = steps[step, sentences, hypothesis][None]
+            expected, _ = by_hand(layer, query, memory[:, sentences], padding[sentences], None)
+            torch.testing.assert_close(found[:, hypothesis], expected[0], atol=1e-5, rtol=1e-5)
+        if step == 0:
+            state[layer.name].keep(staying)
 
 
 def test_layers_are_found_in_table_order():

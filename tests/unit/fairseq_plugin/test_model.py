@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 from fairseq.models.transformer import TransformerModelBase
-from fairseq.sequence_generator import SequenceGenerator
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -156,63 +155,6 @@ def test_decoding_token_by_token_is_decoding_at_once(layout):
     found = step_by_step(model, source, lengths, target)
     real = target != PAD
     torch.testing.assert_close(found[real], expected[real], atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("layout", [*extremes, FULL.keep(ALL[::3], KINDS)], ids=["none", "one", "all", "third"])
-def test_beams_are_followed_and_sentences_may_leave_the_batch(layout):
-    """Three sentences of three beams, mixed within each sentence; then the middle sentence is done."""
-    model = random_model(layout)
-    source, lengths, _ = batch()
-    beams = torch.arange(3).repeat_interleave(3)
-    orders = [
-        torch.tensor([1, 1, 0, 5, 3, 3, 8, 7, 6]),
-        torch.tensor([2, 0, 0, 7, 6, 6]),
-        torch.tensor([0, 0, 2, 4, 3, 5]),
-    ]
-    torch.manual_seed(5)
-    prefix = torch.cat([torch.full((9, 1), EOS), torch.randint(4, 34, (9, 2))], 1)
-    with torch.no_grad():
-        encoded = model.encoder.reorder_encoder_out(model.encoder(source, lengths), beams)
-        state: dict = {}
-        for length in (1, 2, 3):
-            model.decoder(prefix[:, :length], encoded, state)
-        for order in orders:
-            model.decoder.reorder_incremental_state_scripting(state, order)
-            encoded = model.encoder.reorder_encoder_out(encoded, order)
-            beams = beams[order]
-            prefix = torch.cat([prefix[order], torch.randint(4, 34, (len(order), 1))], 1)
-            found = model.decoder(prefix, encoded, state)[0]
-            expected = model(source[beams], lengths[beams], prefix)[0][:, -1:]
-            torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    "layout", [FULL, FULL.keep(ALL[::2], KINDS), FULL.keep([], KINDS)], ids=["all", "half", "none"]
-)
-def test_beam_search_scores_are_those_of_its_own_translations(layout):
-    """fairseq's generator, incremental, against one pass over each translation it returns."""
-    model = random_model(layout, seed=2)
-    with torch.no_grad():  # so that the end comes, here sooner and there later
-        model.decoder.embed_tokens.weight.mul_(0.3)[EOS].mul_(-3.5)
-    torch.manual_seed(1)
-    source = torch.randint(4, 24, (6, 9))
-    source[:, -1] = EOS
-    for row, padding in enumerate((0, 0, 2, 4, 6, 7)):
-        source[row, :padding] = PAD
-    lengths = (source != PAD).sum(1)
-    search = SequenceGenerator([model], dictionary(30), beam_size=4, max_len_a=2, max_len_b=5, len_penalty=0.6)
-    found = search.generate([model], {"net_input": {"src_tokens": source, "src_lengths": lengths}})
-    sizes = set()
-    for row, beams in enumerate(found):
-        for beam in beams:
-            tokens = beam["tokens"]
-            sizes.add(len(tokens))
-            before = torch.cat([torch.tensor([EOS]), tokens[:-1]])[None]
-            with torch.no_grad():
-                scores = model(source[row : row + 1], lengths[row : row + 1], before)[0].log_softmax(-1)[0]
-            expected = scores.gather(1, tokens[:, None])[:, 0]
-            torch.testing.assert_close(beam["positional_scores"], expected, atol=1e-4, rtol=1e-4)
-    assert len(sizes) > 2, sizes  # sentences were done at different times
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])

@@ -157,9 +157,7 @@ def test_translations_come_in_the_order_of_the_lines_whatever_the_batch(translat
     assert together[0] == together[4]
     assert together[1] == together[5] == ""
     for size in (2, 3):
-        for text, own in zip(translator(beam=1, batch_sentences=size)(lines), alone, strict=True):
-            assert text.startswith(own)  # fairseq ends a hypothesis by the longest source of its batch
-            assert bool(text) == bool(own)
+        assert translator(beam=1, batch_sentences=size)(lines) == alone
 
 
 def test_no_lines_and_only_empty_lines_are_translated_too(translator):
