@@ -28,6 +28,7 @@ examples:
 _MACHINE = """\
   --device D          auto, cpu or cuda               --precision P   auto, fp32, bf16 or fp16
   --threads N         CPU threads                     --devices N     processes, one GPU each
+  --jobs N            runs side by side, which share the threads (default on a CPU: as many, 4 at most)
 """
 
 _BASE = """\
@@ -109,8 +110,8 @@ signatures, the heads it has, its parameters, FLOPs and speed.
   score.lenpen=X      length penalty                  score.batch_sentences=N  sentences at once
 {_MACHINE}
 examples:
-  headlab evaluate runs/prune/small-0123abcd
-  headlab evaluate runs/prune/small-0123abcd --beam 1 --device cpu
+  headlab evaluate runs/pruned/en_ru-l0-10-0123abcd
+  headlab evaluate runs/pruned/en_ru-l0-10-0123abcd --beam 1 --device cpu
 """,
     "translate": f"""\
 usage: headlab translate RUN [--flag value | key=value] ... < text
@@ -123,8 +124,8 @@ translations go to standard output, one a line, in the same order, and everythin
   score.lenpen=X      length penalty                  score.batch_sentences=N  sentences at once
 {_MACHINE}
 examples:
-  headlab translate runs/prune/small-0123abcd < input.en > output.ru
-  echo "Turn off the light." | headlab translate runs/prune/small-0123abcd --beam 1
+  headlab translate runs/pruned/en_ru-l0-10-0123abcd < input.en > output.ru
+  echo "Turn off the light." | headlab translate runs/pruned/en_ru-l0-10-0123abcd --beam 1
 """,
     "report": """\
 usage: headlab report EXPERIMENT [--results-dir DIR]

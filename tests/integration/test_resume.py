@@ -29,14 +29,14 @@ def test_killed_and_stopped_it_ends_with_the_models_of_an_uninterrupted_run(head
     assert done.code == -signal.SIGKILL
     assert not list((tmp_path / "runs" / "base").glob("*/DONE"))
 
-    done = again.interrupt(signal.SIGTERM, reached("control", "*/checkpoints/5.pt"), *FIRST)
+    done = again.interrupt(signal.SIGTERM, reached("select", "*/checkpoints/5.pt"), *FIRST)
     assert done.code == 128 + signal.SIGTERM
     assert len(done.errors) == 1
     assert "to go on, run the same command again: headlab data=files" in done.errors[0]
     assert "going on" in done.stderr
     assert "Traceback" not in done.stderr
 
-    done = again.interrupt(signal.SIGINT, reached("select", "*/checkpoints/5.pt"), *FIRST)
+    done = again.interrupt(signal.SIGINT, reached("control", "*/checkpoints/5.pt"), *FIRST)
     assert done.code == 128 + signal.SIGINT
 
     done = again.interrupt(signal.SIGKILL, reached("pruned", "digits-l0-3-*/metrics.jsonl"), *FIRST)
@@ -45,6 +45,24 @@ def test_killed_and_stopped_it_ends_with_the_models_of_an_uninterrupted_run(head
     done = again(*FIRST)
     assert done.code == 0, done.stderr
     assert done.stderr.count("base/digits") >= 1
+    compare(headlab.folder, first, tmp_path)
+
+
+def test_side_by_side_stopped_and_killed_it_ends_with_the_same_models(headlab, first, tmp_path):
+    write_digits(tmp_path)
+    again = Headlab(tmp_path, (*SMALL, "machine.jobs=3"))
+
+    def reached(stage: str, pattern: str):
+        return lambda: any((tmp_path / "runs" / stage).glob(pattern))
+
+    done = again.interrupt(signal.SIGTERM, reached("control", "*/checkpoints/5.pt"), *FIRST)
+    assert done.code == 128 + signal.SIGTERM
+    assert len(done.errors) == 1
+    assert "Traceback" not in done.stderr
+    done = again.interrupt(signal.SIGKILL, reached("pruned", "digits-random-*/metrics.jsonl"), *FIRST)
+    assert done.code == -signal.SIGKILL
+    done = again(*FIRST)  # the processes of the killed one are gone, and their locks with them
+    assert done.code == 0, done.stderr
     compare(headlab.folder, first, tmp_path)
 
 

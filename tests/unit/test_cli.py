@@ -176,8 +176,8 @@ def test_help_fits_a_screen_and_ends_with_two_examples_that_are_valid(
     assert lines[-3] == "examples:"
     monkeypatch.chdir(run.parent)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
-    (run.parent / "runs" / "prune").mkdir(parents=True)
-    run.rename(run.parent / "runs" / "prune" / "small-0123abcd")
+    (run.parent / "runs" / "pruned").mkdir(parents=True)
+    run.rename(run.parent / "runs" / "pruned" / "en_ru-l0-10-0123abcd")
     for line in lines[-2:]:
         assert f"headlab {verb}" in line
         words = line.rpartition("headlab ")[2].partition(" <")[0].split()

@@ -12,7 +12,8 @@ import torch
 from headlab import machine
 from headlab.config import MachineConfig
 from headlab.errors import UserError
-from headlab.machine import decide
+from headlab.fairseq_plugin.setup import Machine
+from headlab.machine import decide, jobs
 
 
 def kept(folder: Path) -> dict:
@@ -60,3 +61,18 @@ def test_a_damaged_decision_is_told_in_one_line(tmp_path, text):
         decide(MachineConfig(), tmp_path)
     (line,) = caught.value.problems
     assert "machine.json" in line
+
+
+@pytest.mark.parametrize(
+    ("machine", "wanted"),
+    [
+        (Machine("cpu", "fp32", 1), 1),
+        (Machine("cpu", "fp32", 3), 3),
+        (Machine("cpu", "fp32", 64), 4),
+        (Machine("cpu", "fp32", 64, devices=2), 1),
+        (Machine("cuda", "fp16", 64), 1),
+    ],
+)
+def test_runs_are_side_by_side_where_threads_would_be_idle(machine, wanted):
+    assert jobs(MachineConfig(), machine) == wanted
+    assert jobs(MachineConfig(jobs=7), machine) == 7
