@@ -36,7 +36,7 @@ RANGES: list[tuple[str, Callable[[float], bool], str]] = [
         "model.encoder_layers model.decoder_layers model.heads model.dim model.ffn "
         "optim.updates optim.batch_tokens optim.update_freq optim.validate_every optim.checkpoint_every "
         "optim.log_every optim.average optim.average_every "
-        "prune.selection_updates "
+        "prune.selection_updates prune.batch_tokens "
         "score.beam score.batch_sentences score.bootstrap score.speed_sentences score.speed_rounds "
         "machine.threads machine.devices machine.jobs",
     ),

@@ -120,6 +120,7 @@ class PruneConfig:
     finetune_updates: int = MISSING  # after removal
     lr: float = MISSING  # peak of the continuation (selection, fine-tuning and control)
     warmup: int = MISSING  # the warm-up restarts
+    batch_tokens: int | None = None  # of the continuation; default: as the base's
     schedule: str = "inverse_sqrt"  # inverse_sqrt | constant: one curve for all targets, whenever they branch off
     controls: list[str] = field(default_factory=lambda: ["control"])  # control | scratch
     rivals: dict[str, list[int]] = field(default_factory=dict)  # method -> targets, on equal updates

@@ -41,7 +41,10 @@ def of_continuation(
 def continuation(cfg: Config, updates: int) -> OptimConfig:
     """The optimiser of everything that starts from the base: its own peak, and a warm-up that restarts."""
     prune = cfg.prune
-    return replace(cfg.optim, lr=prune.lr, warmup=prune.warmup, schedule=prune.schedule, updates=updates)
+    batch_tokens = cfg.optim.batch_tokens if prune.batch_tokens is None else prune.batch_tokens
+    return replace(
+        cfg.optim, lr=prune.lr, warmup=prune.warmup, schedule=prune.schedule, updates=updates, batch_tokens=batch_tokens
+    )
 
 
 def _of(stage: str, machine: Machine, **parts: Any) -> dict[str, Any]:
