@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -80,6 +81,7 @@ class Measure:
         key = self._key(folder, beam=score.beam, lenpen=score.lenpen, batch_sentences=score.batch_sentences)
         found = _cached(folder / "scores.json", key)
         if found is None or not (folder / "hypotheses.txt").exists():
+            began = time.monotonic()
             translate = self._translator(folder)
             hypotheses = {}
             for split in ("valid", "test"):
@@ -90,7 +92,8 @@ class Measure:
             valid = score_text(hypotheses["valid"], self._text("valid")[1])
             found = {**asdict(test), "valid_bleu": valid.bleu}
             atomic_write(folder / "hypotheses.txt", "".join(line + "\n" for line in hypotheses["test"]))
-            write_json(folder / "scores.json", {"key": key, "value": found})
+            seconds = round(time.monotonic() - began, 1)
+            write_json(folder / "scores.json", {"key": key, "value": found, "seconds": seconds})
         return found
 
     def _speed(self, folder: Path) -> dict[str, Any]:
@@ -100,6 +103,7 @@ class Measure:
         key = self._key(folder, **asdict(score), base=sha256_of(self.base / "model.safetensors"))
         found = _cached(folder / "speed.json", key)
         if found is None:
+            began = time.monotonic()
             sentences = self._text("test")[0]
             step = max(len(sentences) // score.speed_sentences, 1)
             chosen = sentences[::step][: score.speed_sentences]
@@ -107,7 +111,8 @@ class Measure:
             rounds = measure_speed(translators, chosen, score.speed_rounds)
             ratios = [p / b for p, b in zip(rounds["pruned"], rounds["base"], strict=True)]
             found = {"sentences_per_s": median(rounds["pruned"]), "speedup": median(ratios)}
-            write_json(folder / "speed.json", {"key": key, "value": found, "rounds": rounds})
+            seconds = round(time.monotonic() - began, 1)
+            write_json(folder / "speed.json", {"key": key, "value": found, "rounds": rounds, "seconds": seconds})
         return found
 
     def _size(self, layout: Any) -> dict[str, Any]:
