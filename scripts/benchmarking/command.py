@@ -67,7 +67,7 @@ def _measure(arguments: argparse.Namespace) -> None:
     rows = arguments.rows.split(",") if arguments.rows else ["profile", *ROWS]
     if unknown := [row for row in rows if row not in ("profile", *ROWS)]:
         raise UserError(f"--rows {','.join(unknown)}: no such row; there are profile, {', '.join(ROWS)}")
-    pairs = (2 if arguments.smoke else 5) if arguments.pairs is None else arguments.pairs
+    pairs = (1 if arguments.smoke else 5) if arguments.pairs is None else arguments.pairs
     updates = (2 if arguments.smoke else 100) if arguments.updates is None else arguments.updates
     if min(pairs, updates) < 1:
         raise UserError("--pairs and --updates: give at least 1")
@@ -97,15 +97,15 @@ def _measure(arguments: argparse.Namespace) -> None:
             wide=cfg.model if arguments.smoke else compose(["model=base"], "validate").model,
         )
         checks = benchmark.checks()
-        for line in checks:
-            say(line)
+        for checked in checks:
+            say(checked)
         if "profile" in rows:
             say("profile")
             write_profile(out, benchmark.profile(2 if arguments.smoke else 10))
         for row in (row for row in ROWS if row in rows):
             line = benchmark.row(row)
             RATIOS.write(out, [line])
-            say(f"{row}: {'left out' if line.ratio is None else format(line.ratio, '.3f')}; {line.note}")
+            say(f"{row}: {'-' if line.ratio is None else format(line.ratio, '.3f')}; {line.note}")
         _record(benchmark, rows, checks, started)
     say(str(write_readme(out)))
 

@@ -64,6 +64,20 @@ RATIOS = Table(
 
 PROFILE = "profile.csv"
 
+NO_GPU = (
+    "Nothing here was measured on a GPU: neither the rates there, nor whether an update waits for the device, nor "
+    "which attention kernels run."
+)
+
+METHOD = """\
+A ratio is the median over pairs of windows in which the two programs worked in turn (A B A B ...), each in a process of
+its own, after a warm-up; the range over the pairs is in brackets. A rate counts everything that a program does between
+two updates, or between a loaded model and translations in pieces. Batches of training are identical within a row: the
+numbers of their sentences are compared. `fairseq-train` and `fairseq-generate` run from their own command lines with
+defaults for all but shape, optimiser, batch size, beam and length limit, without validation and checkpoints, and with
+batches that need not be multiples of 8 sentences (fairseq leaves out what is over). Translation batches are each
+program's own. Where the thing compared with is a time, the ratio is the time taken divided by it."""
+
 
 def ratio(row: str, ratios: Sequence[float], note: str) -> Ratio:
     """The line of ``row`` from one ratio of each pair; none at all where it could not be measured."""
@@ -80,13 +94,18 @@ def reached(line: Any) -> bool | None:
     return bool(line.ratio >= line.goal if line.sense == ">=" else line.ratio <= line.goal)
 
 
-def write_profile(folder: Path, programs: dict[str, Sequence[tuple[str, float, int]]], most: int = 12) -> None:
-    """Write profile.csv: the ``most`` expensive operations of each program by their own time (microseconds)."""
+def write_profile(folder: Path, programs: dict[str, dict[str, Any]], most: int = 12) -> None:
+    """Write profile.csv: what each program's window went into, the ``most`` expensive operations by their own time.
+
+    What is left of the window is time between operations: Python, and the profiler itself.
+    """
     lines = []
-    for program, operations in programs.items():
-        total = sum(time for _, time, _ in operations)
-        for name, time, calls in sorted(operations, key=lambda each: -each[1])[:most]:
-            lines.append([program, name, round(time / max(total, 1e-9), 4), round(time / 1000, 2), calls])
+    for program, window in programs.items():
+        outside = window["seconds"] - sum(seconds for _, seconds, _ in window["operations"])
+        found = [*window["operations"], ("(between operations)", max(outside, 0.0), 0)]
+        for name, seconds, calls in sorted(found, key=lambda each: -each[1])[:most]:
+            share = seconds / window["seconds"]
+            lines.append([program, name, round(share, 4), round(1000 * seconds, 2), calls])
     frame = pd.DataFrame(lines, columns=["program", "operation", "share", "milliseconds", "calls"])
     atomic_write(folder / PROFILE, frame.to_csv(index=False))
 
@@ -102,32 +121,35 @@ def most_time(folder: Path, program: str) -> str:
 def write_readme(folder: Path) -> Path:
     """Make README.md of the files beside it; ``findings.md``, where a person has written one, is taken in."""
     record = read_json(folder / "manifest.json")
-    hardware, versions = record["hardware"], record["versions"]
+    hardware, versions, cfg = record["hardware"], record["versions"], record["config"]
+    ratios = RATIOS.read(folder)
     text = [
         "# headlab beside stock fairseq",
         "",
-        "Made by `make benchmark` from `ratios.csv`, `profile.csv` and `manifest.json`; do not edit.",
+        "Made by `make benchmark` from `ratios.csv`, `profile.csv`, `findings.md` and `manifest.json`.",
         "",
-        f"{hardware['cpu']}, {hardware['cores']} cores, {record['threads']} threads, default precision "
-        f"{record['precision']}; torch {versions['torch']}, Python {versions['python']}, corpus "
-        f"{record['config']['data']['name']}, model {record['config']['model']['name']}, batches of "
-        f"{record['config']['optim']['batch_tokens']} tokens.",
+        f"{hardware['cpu']}, {hardware['cores']} cores, {record['threads']} threads, device {cfg['machine']['device']}, "
+        f"default precision {cfg['machine']['precision']}; torch {versions['torch']}, Python {versions['python']}; "
+        f"corpus {cfg['data']['name']}, model {cfg['model']['name']}, batches of {cfg['optim']['batch_tokens']} tokens.",
+        *([NO_GPU] if cfg["machine"]["device"] == "cpu" else []),
         "",
-        _table(RATIOS.read(folder)),
+        _table(ratios),
         "",
-        "A ratio is the median over pairs of windows that the two programs worked in turn (A B A B ...), each in a "
-        "process of its own, after a warm-up; the range over the pairs is in brackets. Rates count all that a "
-        "program does between two updates, or from a loaded model to translations in pieces. Batches are identical "
-        "within a row of training (their sentence numbers are compared). Where the thing compared with is a time, the "
-        "ratio is the time taken divided by it.",
+        *(
+            f"{place}. {what}: {note}"
+            for place, (what, note) in enumerate(zip(ratios.what, ratios.note, strict=True), 1)
+        ),
+        "",
+        METHOD,
         "",
         "## The same thing is computed",
         "",
         *(f"- {line}" for line in record["checks"]),
+        "- translations: see the note of their row",
         "",
     ]
     if (folder / PROFILE).exists():
-        text += ["## Where the time goes", "", "Time of an operation itself, without what it calls.", ""]
+        text += ["## Where the time goes", "", "Time in an operation itself, without what it calls.", ""]
         text += _profile(pd.read_csv(folder / PROFILE))
     if (folder / "findings.md").exists():
         text += ["## Findings", "", (folder / "findings.md").read_text(encoding="utf-8").strip(), ""]
@@ -137,12 +159,12 @@ def write_readme(folder: Path) -> Path:
 
 def _table(ratios: pd.DataFrame) -> str:
     body = []
-    for line in ratios.itertuples():
+    for place, line in enumerate(ratios.itertuples(), start=1):
         verdict = {True: "yes", False: "**no**", None: ""}[reached(line)]
-        shown = "" if verdict == "" else f"{line.ratio:.2f} [{line.ratio_min:.2f}, {line.ratio_max:.2f}]"
+        shown = f"{line.ratio:.2f} [{line.ratio_min:.2f}, {line.ratio_max:.2f}]" if verdict else ""
         sign = "≥" if line.sense == ">=" else "≤"
-        body.append([line.what, line.against, shown, f"{sign} {line.goal:.3g}", verdict, line.runs, line.note])
-    header = ["what", "against", "ratio [range]", "goal", "reached", "runs", "note"]
+        body.append([place, line.what, line.against, shown, f"{sign} {line.goal:.3g}", verdict, line.runs])
+    header = ["", "what", "against", "ratio [range]", "goal", "reached", "runs"]
     return tabulate(body, header, tablefmt="pipe", disable_numparse=True)
 
 
@@ -150,7 +172,7 @@ def _profile(frame: pd.DataFrame) -> list[str]:
     text = []
     for program, lines in frame.groupby("program", sort=False):
         body = [
-            [f"`{line.operation}`", f"{line.share:.1%}", line.milliseconds, line.calls] for line in lines.itertuples()
+            [f"`{each.operation}`", f"{each.share:.1%}", each.milliseconds, each.calls] for each in lines.itertuples()
         ]
         text += [f"**{program}**", "", tabulate(body, ["operation", "share", "ms", "calls"], tablefmt="pipe"), ""]
     return text

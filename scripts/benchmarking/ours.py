@@ -111,4 +111,4 @@ def _force_length(model: HeadlabTransformer, eos: int, length: int) -> None:
         logits[..., eos] = 1e4 if prev_output_tokens.size(1) > length else -1e4
         return logits, extra
 
-    model.decoder.forward = forced  # type: ignore[method-assign]
+    model.decoder.forward = forced

@@ -27,7 +27,8 @@ def padding(batches: Iterable[Sequence[int]], source: Sequence[int], target: Seq
     for batch in batches:
         positions += lengths[:, batch].max(axis=1) * len(batch)
     real = lengths.sum(axis=1)
-    return Padding(*(1 - real / positions), both=1 - float(real.sum() / positions.sum()))
+    on_source, on_target = (1 - real / positions).tolist()
+    return Padding(on_source, on_target, 1 - float(real.sum() / positions.sum()))
 
 
 def stock_padding(corpus: Corpus, machine: Machine, optim: OptimConfig) -> Padding:

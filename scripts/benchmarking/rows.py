@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import signal
 import statistics
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -25,7 +19,7 @@ from headlab.fairseq_plugin.setup import Corpus, Machine
 from headlab.runs import RunDir
 from headlab.stages import Stages
 
-from . import ours, recorded, same, stock
+from . import commands, ours, recorded, same, stock
 from .document import Ratio, most_time, ratio
 from .padding import stock_padding
 from .turns import Program, Stage, Window
@@ -132,11 +126,11 @@ class Benchmark:
             found = self.stage.once(program)
         return [f"training: {same.check_losses(found['loss'], found['gradient'])}"]
 
-    def profile(self, updates: int) -> dict[str, list[tuple[str, float, int]]]:
-        """The operations of ``updates`` updates, and of one translation of the test set, by program."""
+    def profile(self, updates: int) -> dict[str, Window]:
+        """Windows of ``updates`` updates, and of one translation of the test set, under the profiler, by program."""
         programs = [self.stock_train(updates), self.train(updates, self.machine.precision)]
         programs += [self.stock_translate(), self.translate()]
-        return {program.name: self.stage.profile(program)["operations"] for program in programs}
+        return {program.name: self.stage.profile(program) for program in programs}
 
     def _train(self) -> Ratio:
         note = ""
@@ -247,81 +241,28 @@ class Benchmark:
     def _reproduce(self) -> Ratio:
         return self._from_runs("reproduce", recorded.reproduce)
 
-    def _from_runs(self, row: str, read: Callable[[recorded.Recorded], Ratio]) -> Ratio:
-        try:
-            return read(recorded.recorded(self.base.path))
-        except UserError as error:
-            return ratio(row, [], f"left out: {error}")
-
-    # --- times of commands --------------------------------------------------------------------------------------
-
     def _help(self) -> Ratio:
-        return self._seconds("help", 0.3, lambda: _run(["--help"]))
+        return self._seconds("help", 0.3, lambda: commands.finished(["--help"]))
 
     def _start(self) -> Ratio:
-        return self._seconds("start", 10.0, self._until_first_update)
+        command = ["train", *self.experiment]
+        runs = Path(self.cfg.runs_dir)
+        return self._seconds("start", 10.0, lambda: commands.first_update(command, self.data.path, runs))
 
     def _again(self) -> Ratio:
-        if self._again_once() is None:
-            return ratio(
-                "again", [], f"left out: headlab prune {' '.join(self.experiment)} is not finished in these runs"
-            )
-        return self._seconds("again", 15.0, lambda: self._again_once() or 0.0)
+        command = ["prune", *self.experiment, f"runs_dir={self.cfg.runs_dir}"]
+        try:
+            return self._seconds("again", 15.0, lambda: commands.run_again(command))
+        except commands.NotFinished:
+            return ratio("again", [], "left out: the experiment is not finished in these runs")
 
     def _seconds(self, row: str, limit: float, take: Callable[[], float]) -> Ratio:
         take()  # files come from the disk the first time
         seconds = [take() for _ in range(self.pairs)]
         return ratio(row, [each / limit for each in seconds], f"{statistics.median(seconds):.2f} s")
 
-    def _until_first_update(self) -> float:
-        """Seconds from the start of a new training, its corpus being there, to the line about its first update."""
-        with tempfile.TemporaryDirectory() as folder:
-            runs = Path(folder) / "runs"
-            (runs / "data").mkdir(parents=True)
-            (runs / "data" / self.data.path.name).symlink_to(self.data.path.resolve())
-            if (kept := Path(self.cfg.runs_dir) / "machine.json").exists():
-                shutil.copyfile(kept, runs / "machine.json")
-            command = ["train", *self.experiment, f"runs_dir={runs}", f"results_dir={folder}", "optim.log_every=1"]
-            begun = time.perf_counter()
-            process = _start(command)
-            try:
-                while not any(path.stat().st_size for path in (runs / "base").glob("*/metrics.jsonl")):
-                    if process.poll() is not None:
-                        raise RunError(f"headlab {' '.join(command)}: ended before its first update")
-                    time.sleep(0.02)
-                return time.perf_counter() - begun
-            finally:
-                process.send_signal(signal.SIGKILL)
-                process.communicate()
-
-    def _again_once(self) -> float | None:
-        """Seconds of the finished experiment's second run; None, and stopped, where it turns out to be unfinished."""
-        with tempfile.TemporaryDirectory() as folder:
-            command = ["prune", *self.experiment, f"runs_dir={self.cfg.runs_dir}", f"results_dir={folder}"]
-            begun = time.perf_counter()
-            process = _start(command)
-            assert process.stderr is not None
-            for line in process.stderr:
-                if line.rstrip().endswith((": starting", ": going on")) or line.startswith("translating "):
-                    process.terminate()
-                    process.communicate()
-                    return None
-            return time.perf_counter() - begun if process.wait() == 0 else None
-
-
-def _start(arguments: list[str]) -> subprocess.Popen[str]:
-    """Begin a headlab command of this checkout in the current folder."""
-    path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]))
-    return subprocess.Popen(
-        [sys.executable, "-m", "headlab.cli", *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONPATH": path},
-    )  # fmt: skip
-
-
-def _run(arguments: list[str]) -> float:
-    begun = time.perf_counter()
-    process = _start(arguments)
-    _, said = process.communicate()
-    if process.returncode:
-        raise RunError(f"headlab {' '.join(arguments)}: ended with {process.returncode}: {said.strip()[-200:]}")
-    return time.perf_counter() - begun
+    def _from_runs(self, row: str, read: Callable[[recorded.Recorded], Ratio]) -> Ratio:
+        try:
+            return read(recorded.recorded(self.base.path))
+        except UserError as error:
+            return ratio(row, [], f"left out: {error}")

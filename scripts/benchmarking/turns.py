@@ -22,7 +22,8 @@ from typing import Any
 
 from headlab.errors import RunError
 
-#: What a program found in one window: ``seconds``, ``peak_mb``, ``units`` (what its rate counts), and more of its own.
+#: What a program found in one window: ``seconds``, ``peak_mb``, ``units`` (what its rate counts), and more of its own;
+#: under the profiler also ``operations``: name, seconds in itself, calls.
 Window = dict[str, Any]
 
 
@@ -31,6 +32,7 @@ class Turn:
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
+        self.profiled = False
         self.profiler: Any = None
 
     def wait(self) -> None:
@@ -42,16 +44,19 @@ class Turn:
             word = "stop"
         if word == "stop":
             raise SystemExit
-        if word == "profile":
-            from torch.profiler import ProfilerActivity, profile
-
-            self.profiler = profile(activities=[ProfilerActivity.CPU])
-            self.profiler.__enter__()
+        self.profiled = word == "profile"
         _forget_peak()
         self.start()
 
     def start(self) -> None:
         """Begin to count the time; ``wait`` has done so already, this leaves out what came since."""
+        if self.profiled:
+            from torch.profiler import ProfilerActivity, profile
+
+            if self.profiler is not None:
+                self.profiler.__exit__(None, None, None)
+            self.profiler = profile(activities=[ProfilerActivity.CPU])
+            self.profiler.__enter__()
         _synchronize()
         self.began = time.perf_counter()
 
@@ -62,7 +67,9 @@ class Turn:
         if self.profiler is not None:
             self.profiler.__exit__(None, None, None)
             window["operations"] = [
-                (event.key, event.self_cpu_time_total, event.count) for event in self.profiler.key_averages()
+                (event.key, event.self_cpu_time_total / 1e6, event.count)
+                for event in self.profiler.key_averages()
+                if not event.is_user_annotation  # a name that a program gives to a part of its work
             ]
             self.profiler = None
         self.connection.send(window)
