@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 import tempfile
 import time
@@ -22,15 +23,16 @@ from .document import RATIOS, ROWS, write_profile, write_readme
 if TYPE_CHECKING:
     from .rows import Benchmark
 
-#: What is measured unless the command line says otherwise; the last setting of a key counts.
-FULL = ["data=en_ru", "model=small", "optim=small"]
-SMOKE = ["data=en_ru", "model=tiny", "optim=tiny", "optim.updates=20", "prune.selection_updates=4"]
-SMOKE += ["prune.finetune_updates=2", "prune.warmup=2"]
+#: What is measured unless the command line says otherwise; the last setting of a key counts. The model with a quarter
+#: of its heads gets more updates than an experiment gives each of its many targets.
+FULL = ["experiment=en_ru", "prune.rivals={}", "prune.selection_updates=300", "prune.finetune_updates=200"]
+SMOKE = ["experiment=smoke", "prune.rivals={}", "prune.selection_updates=4", "prune.finetune_updates=2"]
+SMOKE += ["prune.warmup=2", "optim.updates=20"]
 
 
 def main(argv: list[str] | None = None) -> int:
     """Measure, write, and return the exit code: 2 for wrong input, 1 where the programs differ or one ends."""
-    arguments = _parser().parse_args(argv)
+    arguments = _parser().parse_intermixed_args(argv)
     try:
         _measure(arguments)
     except UserError as error:
@@ -50,13 +52,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="of headlab's configuration, e.g. base=RUN")
     parser.add_argument("--rows", help="only these, separated by commas; the others stay as they are in ratios.csv")
-    parser.add_argument("--pairs", type=int, help="windows of each program that are counted (5)")
-    parser.add_argument("--updates", type=int, help="updates in a window of training (100)")
+    parser.add_argument("--pairs", type=int, help="windows of each program that are counted (5; toy size: 1)")
+    parser.add_argument("--updates", type=int, help="updates in a window of training (100; toy size: 2)")
     parser.add_argument(
         "--runs", type=Path, default=Path("runs"),
         help="the folder of runs (runs): corpus and base are found there or made, whole experiments are read there",
     )  # fmt: skip
-    parser.add_argument("--experiment", default="en_ru", help="whose finished runs are read and run again (en_ru)")
+    parser.add_argument(
+        "--experiment", metavar="ARGUMENTS", help="of the headlab prune that is run again (experiment=en_ru)"
+    )  # fmt: skip
     parser.add_argument("--out", type=Path, help="where results go (results/benchmark)")
     parser.add_argument("--smoke", action="store_true", help="toy size: shows that it works, its figures mean nothing")
     return parser
@@ -123,8 +127,8 @@ def _config(arguments: argparse.Namespace) -> Config:
 
 def _experiment(arguments: argparse.Namespace) -> list[str]:
     """What ``headlab prune`` is given for the experiment: it makes, or finds, its own base."""
-    asked = [each for each in arguments.overrides if not each.startswith("base=")]
-    return [f"experiment={arguments.experiment}", *asked] if arguments.experiment else asked
+    given = arguments.experiment or ("experiment=smoke" if arguments.smoke else "experiment=en_ru")
+    return [*shlex.split(given), *(each for each in arguments.overrides if not each.startswith("base="))]
 
 
 def _record(benchmark: Benchmark, rows: list[str], checks: list[str], started: float) -> None:

@@ -121,17 +121,18 @@ def most_time(folder: Path, program: str) -> str:
 def write_readme(folder: Path) -> Path:
     """Make README.md of the files beside it; ``findings.md``, where a person has written one, is taken in."""
     record = read_json(folder / "manifest.json")
-    hardware, versions, cfg = record["hardware"], record["versions"], record["config"]
+    hardware, versions = record["hardware"], record["versions"]
+    data, model, optim, machine = (record["config"][group] for group in ("data", "model", "optim", "machine"))
     ratios = RATIOS.read(folder)
     text = [
         "# headlab beside stock fairseq",
         "",
         "Made by `make benchmark` from `ratios.csv`, `profile.csv`, `findings.md` and `manifest.json`.",
         "",
-        f"{hardware['cpu']}, {hardware['cores']} cores, {record['threads']} threads, device {cfg['machine']['device']}, "
-        f"default precision {cfg['machine']['precision']}; torch {versions['torch']}, Python {versions['python']}; "
-        f"corpus {cfg['data']['name']}, model {cfg['model']['name']}, batches of {cfg['optim']['batch_tokens']} tokens.",
-        *([NO_GPU] if cfg["machine"]["device"] == "cpu" else []),
+        f"{hardware['cpu']}, {hardware['cores']} cores, {record['threads']} threads, device {machine['device']}, "
+        f"default precision {machine['precision']}; torch {versions['torch']}, Python {versions['python']}; "
+        f"corpus {data['name']}, model {model['name']}, batches of {optim['batch_tokens']} tokens.",
+        *([NO_GPU] if machine["device"] == "cpu" else []),
         "",
         _table(ratios),
         "",
