@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from headlab.attention.heads import KINDS, Layout
 from headlab.config import Config, ModelConfig
@@ -47,19 +46,24 @@ class Benchmark:
     updates: int
     experiment: list[str]
     wide: ModelConfig
-    found: dict[tuple[Any, ...], list[Pair]] = field(default_factory=dict)
+    found: dict[str, list[Pair]] = field(default_factory=dict)
 
     # --- what is measured ---------------------------------------------------------------------------------------
 
     @cached_property
+    def stages(self) -> Stages:
+        """headlab's own stages, which find or make what is measured."""
+        return Stages(self.cfg, self.machine)
+
+    @cached_property
     def data(self) -> RunDir:
         """The corpus."""
-        return Stages(self.cfg, self.machine).data()
+        return self.stages.data()
 
     @cached_property
     def base(self) -> RunDir:
         """The trained model that is translated with."""
-        return Stages(self.cfg, self.machine).base()
+        return self.stages.base()
 
     @cached_property
     def corpus(self) -> Corpus:
@@ -68,7 +72,7 @@ class Benchmark:
 
     @cached_property
     def sources(self) -> list[str]:
-        """The test set's sources that have text: headlab leaves the others as they are."""
+        """The sources of the test set."""
         text = (self.data / f"test.{self.cfg.data.source_lang}").read_text(encoding="utf-8")
         return text.removesuffix("\n").split("\n")
 
@@ -105,7 +109,7 @@ class Benchmark:
 
     def _in_turn(self, a: Program, b: Program) -> list[Pair]:
         """The pairs of ``a`` and ``b``; two rows that read the same pairs measure them once."""
-        key = (repr(a), repr(b))
+        key = repr((a, b))
         if key not in self.found:
             self.found[key] = self.stage.in_turn(a, b, self.pairs)
         return self.found[key]
@@ -212,7 +216,7 @@ class Benchmark:
     def _pruned(self) -> Ratio:
         target = self.cfg.prune.target
         assert target is not None
-        run = Stages(self.cfg, self.machine).pruned(self.base, "l0", [target], target)
+        run = self.stages.pruned(self.base, "l0", [target], target)
         pairs = self._in_turn(self.translate(run.path), self.translate())
         lengths = [statistics.mean(len(text.split()) for text in window["pieces"]) for window in pairs[0]]
         total = read_layout(self.base.path).count()
