@@ -130,7 +130,7 @@ class Started:
             ) from None
 
     def window(self, word: str = "go") -> Window:
-        """Let it work for one window."""
+        """Let it work for one window; under the profiler where ``word`` is "profile"."""
         self.connection.send(word)
         found: Window = self.receive()
         self.receive()  # it waits again
@@ -148,7 +148,7 @@ class Started:
 
 def _run(connection: Connection, log: str, main: Callable[..., None], arguments: tuple[Any, ...]) -> None:
     """In the new process: everything it prints goes to ``log``."""
-    stream = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    stream = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     os.dup2(stream, 1)
     os.dup2(stream, 2)
     # processes of its own (fairseq reads batches in one) start as they would without this arrangement
@@ -185,10 +185,10 @@ class Stage:
             for each in started:
                 each.stop()
 
-    def once(self, program: Program, word: str = "go") -> Window:
+    def once(self, program: Program) -> Window:
         """The first window of a program alone."""
         with self.at_work(program) as (started,):
-            return started.window(word)
+            return started.window()
 
     def profile(self, program: Program) -> Window:
         """A window under torch's profiler, after one without."""
