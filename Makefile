@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-all check format smoke reproduce-en-ru table clean
+.PHONY: help setup test test-all check format smoke reproduce-en-ru table benchmark clean
 
 # nothing of a surrounding environment gets in
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
@@ -66,6 +66,9 @@ reproduce-en-ru: setup  ## the English-Russian table: results/en_ru/ (LAMBDA=1: 
 
 table: setup  ## make the tables and figures of results/en_ru/ again from its rows
 	$(BIN)/headlab report en_ru
+
+benchmark: setup  ## headlab beside stock fairseq: results/benchmark/ (SMOKE=1: toy size; ARGS="--rows train --pairs 7")
+	$(BIN)/python scripts/benchmark.py $(if $(SMOKE),--smoke) $(ARGS)
 
 clean:  ## remove .venv and caches; runs/ and results/ stay
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

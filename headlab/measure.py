@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -75,6 +76,7 @@ class Measure:
         key = self._key(folder, beam=score.beam, lenpen=score.lenpen)
         found = _cached(folder / "scores.json", key)
         if found is None or not (folder / "hypotheses.txt").exists():
+            began = time.monotonic()
             translate = self._translator(folder)
             hypotheses = {}
             for split in ("valid", "test"):
@@ -85,7 +87,8 @@ class Measure:
             valid = score_text(hypotheses["valid"], self._text("valid")[1])
             found = {**asdict(test), "valid_bleu": valid.bleu}
             atomic_write(folder / "hypotheses.txt", "".join(line + "\n" for line in hypotheses["test"]))
-            write_json(folder / "scores.json", {"key": key, "value": found})
+            seconds = round(time.monotonic() - began, 1)
+            write_json(folder / "scores.json", {"key": key, "value": found, "seconds": seconds})
         return found
 
     def speeds(self, folders: Sequence[Path]) -> None:
@@ -97,19 +100,20 @@ class Measure:
         missing = [f for f in dict.fromkeys(folders) if self._pruned(f) and self._known_speed(f) is None]
         if not missing:
             return
-        score = self.cfg.score
+        began, score = time.monotonic(), self.cfg.score
         sentences = self._text("test")[0]
         step = max(len(sentences) // score.speed_sentences, 1)
         chosen = sentences[::step][: score.speed_sentences]
         translators = {folder: self._translator(folder) for folder in [self.base.path, *missing]}
         say(f"measuring the speed of {len(missing)} models beside that of {self.base}")
         rounds = measure_speed(translators, chosen, score.speed_rounds)
+        seconds = time.monotonic() - began
         for folder in missing:
             own, base = rounds[folder], rounds[self.base.path]
             ratios = [p / b for p, b in zip(own, base, strict=True)]
             found = {"sentences_per_s": median(own), "speedup": median(ratios)}
             record = {"key": self._speed_key(folder), "value": found, "rounds": {"base": base, "pruned": own}}
-            write_json(folder / "speed.json", record)
+            write_json(folder / "speed.json", {**record, "seconds": round(seconds / len(missing), 1)})
 
     def _pruned(self, folder: Path) -> bool:
         layout = read_layout(folder)
