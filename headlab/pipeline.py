@@ -17,10 +17,12 @@ from headlab.errors import UserError
 from headlab.fairseq_plugin.generation import Translator
 from headlab.fairseq_plugin.modelfiles import load_model, read_layout
 from headlab.fairseq_plugin.setup import Machine
+from headlab.ght import GroupedStages
 from headlab.machine import decide
-from headlab.measure import Measure, Spent
+from headlab.measure import Measure, Spent, run_of
 from headlab.progress import Progress, console, say
 from headlab.report import make_report
+from headlab.report.heads import HeadRow, heads_of, write_heads
 from headlab.report.rows import Row, write_rows
 from headlab.runs import RunDir, manifest, read_json, write_json
 from headlab.stages import Stages
@@ -34,18 +36,23 @@ def data(cfg: Config) -> RunDir:
 
 
 def train(cfg: Config) -> RunDir:
-    """Train a base and score it."""
-    stages = Stages(cfg, _machine(cfg))
-    base = stages.base()
-    measure = Measure(cfg, stages.machine, stages.data(), base)
-    _record(cfg, [measure.row(base.path, "none", "base", None, Spent(seconds=stages.seconds(base.path)))])
-    return base
+    """Train a base (with method gha a group-constrained one) and score it."""
+    stages = GroupedStages(cfg, _machine(cfg))
+    targets = targets_of(cfg)
+    found = stages.ght(targets[0] if targets else None) if cfg.method.name == "gha" else None
+    run = found or stages.base()
+    measure = Measure(cfg, stages.machine, stages.data(), run)
+    label = ("none", "base")
+    if found is not None:
+        label = "gha", stages.variant("gha", targets[0] if targets else None, unpruned=True)
+    _record(cfg, [measure.row(run.path, *label, None, Spent(seconds=stages.seconds(run.path)))])
+    return run
 
 
 def prune(cfg: Config) -> None:
     """Base, control, the method's pruned models, its rivals, and the table of them all."""
     started = time.time()
-    stages = Stages(cfg, _machine(cfg))
+    stages = GroupedStages(cfg, _machine(cfg))
     base = stages.base()
     _check_base(cfg, base)
     measure = Measure(cfg, stages.machine, stages.data(), base)
@@ -60,6 +67,7 @@ def prune(cfg: Config) -> None:
         points = {None: per_target + finetune}
     base_seconds = stages.seconds(base.path)
     rows = [measure.row(base.path, "none", "base", None, Spent(seconds=base_seconds))]
+    votes: list[HeadRow] = []
     control: dict[int, Path] = {}
     if "control" in prune_cfg.controls:
         control = stages.control(base, set(points.values()))
@@ -71,20 +79,24 @@ def prune(cfg: Config) -> None:
     wanted += [(rival, t) for rival, counts in prune_cfg.rivals.items() for t in counts]
     for name, target in wanted:
         run, updates = stages.pruned(base, name, targets, target), points[target]
-        seconds = base_seconds + stages.seconds(run.path)
-        spent = Spent(0, updates, seconds)
-        if stages.trains(name):
-            share = (updates - finetune) / (per_target * max(len(targets), 1))
-            seconds += stages.seconds(stages.select(base, name, targets).path) * share
-            spent = Spent(updates - finetune, finetune, seconds)
         against = control.get(updates), f"control-u{updates}"
-        rows.append(measure.row(run.path, name, cfg.variant, target, spent, *against))
-        if "scratch" in prune_cfg.controls and name == method:
-            layout = read_layout(run.path)
-            scratch = stages.scratch(layout, cfg.optim.updates + updates).path
-            spent = Spent(0, updates, stages.seconds(scratch))
-            kept = layout.count(scope_of(cfg))
-            rows.append(measure.row(scratch, "none", "scratch", kept, spent, *against))
+        if name == "gha" and (ght := stages.ght(target)) is not None:
+            spent, label = Spent(seconds=stages.seconds(ght.path)), stages.variant(name, target, unpruned=True)
+            rows.append(measure.row(ght.path, name, label, None, spent, base.path, "base"))
+        spent = stages.spent(base, name, targets, target, run)
+        rows.append(measure.row(run.path, name, stages.variant(name, target), target, spent, *against))
+        if name == "gha" and target is not None:
+            votes += heads_of(rows[-1], target, read_json(run / "votes.json"))
+            votes += heads_of(rows[0], target, read_json(stages.base_votes(base, target) / "votes.json"))
+        layout = read_layout(run.path)
+        kept = layout.count(scope_of(cfg))
+        for kind in prune_cfg.controls if name == method else ():
+            if kind != "control":  # trained from random initialisation
+                scratch = stages.alone(kind, layout, cfg.optim.updates + updates).path
+                spent = Spent(0, updates, stages.seconds(scratch))
+                rows.append(measure.row(scratch, "none", kind, kept, spent, *against))
+    if votes:
+        write_heads(_folder(cfg), votes)
     _record(cfg, rows, started, stages.machine, {"base": base / "model.safetensors"})
 
 
@@ -128,9 +140,15 @@ def _base_name(cfg: Config) -> list[str]:
     return [path.parent.name, path.name] if path.name.startswith("at-") else [path.name]
 
 
+def _folder(cfg: Config) -> Path:
+    """Where rows go; without an experiment those of different corpora, shapes and named bases are kept apart."""
+    folder = Path(cfg.results_dir) / cfg.results
+    return folder / "-".join([cfg.data.name, cfg.model.name, *_base_name(cfg)]) if cfg.results == "adhoc" else folder
+
+
 def _made(run: Path) -> dict[str, Any]:
     """Commit, wall time and memory of the run that a model folder belongs to."""
-    record = read_json((run if (run / "manifest.json").exists() else run.parent) / "manifest.json")
+    record = read_json(run_of(run) / "manifest.json")
     return {key: record[key] for key in ("git", "wall_seconds", "peak_memory_mb", "threads")}
 
 
@@ -139,9 +157,7 @@ def _record(
     inputs: dict[str, Path] | None = None,
 ) -> None:  # fmt: skip
     """Write the rows, the table and figures made of them, and where they come from."""
-    folder = Path(cfg.results_dir) / cfg.results
-    if cfg.results == "adhoc":  # rows of different corpora, shapes and named bases are kept apart
-        folder = folder / "-".join([cfg.data.name, cfg.model.name, *_base_name(cfg)])
+    folder = _folder(cfg)
     write_rows(folder, rows)
     if started is not None and machine is not None:
         record = asdict(cfg)
