@@ -65,6 +65,11 @@ class GroupedStages(Stages):
             return None
         return self._own()._ght(groups_of(self.cfg, target)[0])
 
+    def before(self, target: int) -> RunDir | None:
+        """:meth:`ght` as a row of its own: not where only what follows it differs from the paper's case."""
+        gha = self.cfg.method.gha
+        return self.ght(target) if (gha.constraint, gha.vote) == ("first", "per_group") else None
+
     def variant(self, method: str, target: int | None, unpruned: bool = False) -> str:
         """The label of a row: that of the command, and what of ``gha`` differs from the paper's case."""
         gha, label = self.cfg.method.gha, self.cfg.variant

@@ -80,7 +80,7 @@ def prune(cfg: Config) -> None:
     for name, target in wanted:
         run, updates = stages.pruned(base, name, targets, target), points[target]
         against = control.get(updates), f"control-u{updates}"
-        if name == "gha" and (ght := stages.ght(target)) is not None:
+        if name == "gha" and (ght := stages.before(target)) is not None:
             spent, label = Spent(seconds=stages.seconds(ght.path)), stages.variant(name, target, unpruned=True)
             rows.append(measure.row(ght.path, name, label, None, spent, base.path, "base"))
         spent = stages.spent(base, name, targets, target, run)
@@ -163,7 +163,8 @@ def _record(
         record = asdict(cfg)
         record["machine"] |= asdict(machine)
         repo = Path(__file__).parents[1]
-        name = f"manifest{f'-{cfg.variant}' if cfg.variant else ''}.json"
+        of = [cfg.variant] if cfg.variant else []
+        name = "-".join(["manifest", *of, *([] if cfg.seed == 1 else [f"seed{cfg.seed}"])]) + ".json"
         result = manifest(sys.argv[1:], record, inputs or {}, started, repo if (repo / ".git").exists() else None)
         # This command may have found its runs finished: each says for itself which code made it, and how long it took.
         result["runs"] = {row.run: _made(Path(row.run)) for row in rows}
