@@ -37,7 +37,8 @@ def test_copying_reaches_98_bleu_and_keeps_it_at_a_quarter_of_the_heads(tmp_path
     print(f"seed {seed}")
     write_digits(tmp_path, seed)
     done = command(
-        tmp_path, "prune", f"method={method}", "data=files", "data.name=digits", "data.source_lang=xx", "data.target_lang=yy",
+        tmp_path, "prune", f"method={method}", "data=files", "data.name=digits",
+        "data.source_lang=xx", "data.target_lang=yy",
         "data.files.train=train", "data.files.valid=valid", "data.files.test=test", "data.pieces=24",
         "model=tiny", "model.dropout=0.0", "model.attention_dropout=0.0", "model.activation_dropout=0.0",
         "optim=tiny", "optim.updates=800", "optim.batch_tokens=1500", "optim.warmup=200", "optim.lr=3e-3",
