@@ -65,7 +65,7 @@ class GroupedStages(Stages):
             return None
         return self._own()._ght(groups_of(self.cfg, target)[0])
 
-    def before(self, target: int) -> RunDir | None:
+    def before(self, target: int | None) -> RunDir | None:
         """:meth:`ght` as a row of its own: not where only what follows it differs from the paper's case."""
         gha = self.cfg.method.gha
         return self.ght(target) if (gha.constraint, gha.vote) == ("first", "per_group") else None
@@ -266,6 +266,7 @@ class GroupedStages(Stages):
             layout = chosen.keep(target, model.layout())
         except ValueError as error:
             raise UserError(f"{run}: {error}; choose another target or set method.gha.vote_groups") from None
+        chosen.detach()
         remove_heads(model, layout)
         write_json(run / "votes.json", {**votes, "update": voters.update, "layout": str(layout)})
 

@@ -41,8 +41,8 @@ def train(cfg: Config) -> RunDir:
     targets = targets_of(cfg)
     found = stages.ght(targets[0] if targets else None) if cfg.method.name == "gha" else None
     run = found or stages.base()
-    measure = Measure(cfg, stages.machine, stages.data(), run)
-    label = ("none", "base")
+    measure = Measure(cfg, stages.machine, stages.data(), None)
+    label = "none", f"base-{cfg.variant}" if cfg.variant else "base"
     if found is not None:
         label = "gha", stages.variant("gha", targets[0] if targets else None, unpruned=True)
     _record(cfg, [measure.row(run.path, *label, None, Spent(seconds=stages.seconds(run.path)))])

@@ -73,12 +73,17 @@ class GHA(Method):
         self.by_size: dict[int, list[HeadAttention]] = {}
         for layer in self.live:
             self.by_size.setdefault(layer.num_heads, []).append(layer)
-        decoder = attention_layers(model, ["dec-self"])
-        self.decoder = decoder[0] if decoder else None  # knows the padding of what enc-dec is asked by
-        for layer in [*self.layers, *decoder[:1]]:
-            layer.record |= {"padding"}
+        # The first layer of the decoder knows the padding of what enc-dec is asked by.
+        self.decoder = next(iter(attention_layers(model, ["dec-self"])), None)
         for layer in self.live:
-            layer.record |= {self.cfg.map}
+            layer.record = frozenset({self.cfg.map, "padding"})
+        if self.decoder is not None:
+            self.decoder.record |= {"padding"}
+
+    def detach(self) -> None:
+        """Ask the layers for nothing any more."""
+        for layer in [*self.live, *([] if self.decoder is None else [self.decoder])]:
+            layer.record, layer.features = frozenset(), {}
 
     def _rows(self, layer: HeadAttention) -> Tensor:
         """The feature maps of a layer in its last forward pass, (heads, numbers), padding as 0."""

@@ -166,9 +166,8 @@ def _series(ax: Axes, series: list[Model], colour: str, marker: str, label: str)
 def _heads_axis(ax: Axes, pruned: list[Model]) -> None:
     """A logarithmic axis with the targets as ticks; 0 heads has a place of its own at the left."""
     totals = {model.mean("heads_total") for model in pruned} - {None}
-    targets = sorted(
-        {float(m.target) for m in pruned if m.target is not None} or {_of(m, "heads_kept") for m in pruned}
-    )
+    asked = {float(m.target) for m in pruned if m.target is not None}
+    targets = sorted(asked | {_of(m, "heads_kept") for m in pruned if m.whole or not asked})
     if any(_of(model, "heads_kept") == 0 for model in pruned):
         ax.set_xscale("symlog", base=2, linthresh=1)
     else:

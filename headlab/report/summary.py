@@ -47,8 +47,8 @@ class Model:
 
     @property
     def whole(self) -> bool:
-        """Whether it has all heads that its shape has within the scope."""
-        return bool((self.rows["heads_kept"] == self.rows["heads_total"]).all())
+        """Whether it was trained for a method and has all its heads still."""
+        return self.target is None and bool((self.rows["heads_kept"] == self.rows["heads_total"]).all())
 
     @property
     def name(self) -> str:

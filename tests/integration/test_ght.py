@@ -112,8 +112,8 @@ def test_votes_are_recorded_and_shown(headlab, table):
 
 
 def test_the_log_tells_how_groups_are_set_apart(headlab, table):
-    (run,) = (headlab.folder / "runs" / "ght").iterdir()
-    log = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    (run,) = table[table.variant == "ght-c2"].run
+    log = [json.loads(line) for line in (headlab.folder / run / "metrics.jsonl").read_text().splitlines()]
     assert all({"method_loss", "within_cos", "between_cos", "silhouette"} <= line.keys() for line in log)
     ended = [line for line in log if "group_changes" in line]
     assert len(ended) == 6  # epochs of 6 batches in 40 updates
@@ -153,7 +153,9 @@ def test_a_vote_before_the_end_goes_on_with_the_schedule(headlab):
     row = pruned(headlab, "early", "method.gha.vote_epoch=2", "method.gha.threshold=1e-9", "--variant", "early")
     votes = votes_of(headlab, row)
     assert votes["update"] == 12  # epochs of 6 batches
-    (rest,) = (headlab.folder / "runs" / "rest").glob("*-12-*")
+    rest = (
+        headlab.folder / "runs" / "rest" / json.loads((headlab.folder / row.run / "identity.json").read_text())["base"]
+    )
     log = [json.loads(line) for line in (rest / "metrics.jsonl").read_text().splitlines()]
     assert [line["update"] for line in log] == [13, 14, 15, 16]
     assert log[0]["lr"] == pytest.approx(2e-3 * (10 / 13) ** 0.5, rel=1e-3)
