@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-all check format smoke reproduce-en-ru table benchmark clean
+.PHONY: help setup test test-all check format smoke reproduce-en-ru reproduce-ght table benchmark clean
 
 # nothing of a surrounding environment gets in
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
@@ -63,6 +63,22 @@ smoke: setup  ## the whole pipeline at toy size, under two minutes: results/smok
 reproduce-en-ru: setup  ## the English-Russian table: results/en_ru/ (LAMBDA=1: a fixed penalty too; SMOKE=1: toy size)
 	$(BIN)/headlab prune experiment=$(if $(SMOKE),smoke,en_ru)
 	$(if $(and $(LAMBDA),$(if $(SMOKE),,1)),$(BIN)/headlab prune experiment=en_ru_lambda)
+
+PAIR := en_ru
+SEEDS := $(if $(SMOKE)$(ABLATION),1,1 2 3)
+ABLATIONS := $(sort $(basename $(notdir $(wildcard conf/experiment/ght_ablation/*.yaml))))
+GHT_SIZE := $(if $(SMOKE),model=tiny optim=tiny data.pieces=500 data.valid_size=100 data.test_size=200 \
+	prune.target=12 prune.selection_updates=20 prune.finetune_updates=10 prune.warmup=10 \
+	score.bootstrap=200 score.speed_sentences=50 score.speed_rounds=2)
+GHT_RESULTS := $(if $(SMOKE),ght_smoke,ght_$(if $(ABLATION),ablation_)$(PAIR))
+GHT_RIVALS := 'prune.rivals={l0: [12], random: [12]}'
+GHT_RUN = $(BIN)/headlab prune data=$(PAIR) results=$(GHT_RESULTS) seed=$$seed $(GHT_SIZE)
+
+reproduce-ght: setup  ## Grouped Head Attention: results/ght_en_ru/ (PAIR=de_en, ABLATION=1, SMOKE=1, SEEDS="1 2 3")
+	for seed in $(SEEDS); do \
+		$(if $(ABLATION),for name in $(ABLATIONS); do $(GHT_RUN) experiment=ght_ablation/$$name; done,\
+		$(GHT_RUN) experiment=ght $(if $(SMOKE),$(GHT_RIVALS)); $(GHT_RUN) experiment=ght_lite); \
+	done
 
 table: setup  ## make the tables and figures of results/en_ru/ again from its rows
 	$(BIN)/headlab report en_ru

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from operator import attrgetter
 
-from headlab.attention.heads import Layout, check_scope
+from headlab.attention.heads import KINDS, check_scope
 from headlab.config import Config
 from headlab.errors import UserError
 
@@ -19,9 +19,14 @@ CHOICES = {
     "optim.algorithm": ("adam", "muon"),
     "optim.schedule": ("inverse_sqrt", "constant", "cosine", "linear"),
     "optim.average_rule": ("last", "best"),
-    "method.name": ("l0", "random"),
+    "method.name": ("l0", "gha", "random"),
     "method.l0.init": ("open", "paper"),
     "method.l0.fold": ("one", "gate"),
+    "method.gha.map": ("V", "A", "O"),
+    "method.gha.weighting": ("per_token", "as_released"),
+    "method.gha.start": ("random", "base"),
+    "method.gha.constraint": ("first", "second", "both", "none"),
+    "method.gha.vote": ("per_group", "per_layer", "random_members", "random_heads"),
     "prune.schedule": ("inverse_sqrt", "constant"),
     "machine.device": ("auto", "cpu", "cuda"),
     "machine.precision": ("auto", "fp32", "bf16", "fp16"),
@@ -36,19 +41,20 @@ RANGES: list[tuple[str, Callable[[float], bool], str]] = [
         "model.encoder_layers model.decoder_layers model.heads model.dim model.ffn "
         "optim.updates optim.batch_tokens optim.update_freq optim.validate_every optim.checkpoint_every "
         "optim.log_every optim.average optim.average_every "
-        "prune.selection_updates prune.batch_tokens "
+        "prune.selection_updates prune.batch_tokens method.gha.groups method.gha.vote_groups "
         "score.beam score.batch_sentences score.bootstrap score.speed_sentences score.speed_rounds "
         "machine.threads machine.devices machine.jobs",
     ),
     (
         "at least 0",
         lambda v: v >= 0,
-        "optim.warmup optim.weight_decay optim.clip_norm prune.finetune_updates prune.warmup",
+        "optim.warmup optim.weight_decay optim.clip_norm prune.finetune_updates prune.warmup "
+        "method.gha.alpha method.gha.beta method.gha.vote_epoch",
     ),
     (
         "more than 0",
         lambda v: v > 0,
-        "optim.lr optim.eps prune.lr method.l0.penalty method.l0.lr method.l0.temperature",
+        "optim.lr optim.eps prune.lr method.l0.penalty method.l0.lr method.l0.temperature method.gha.threshold",
     ),
     (
         "at least 0 and less than 1",
@@ -63,18 +69,34 @@ RANGES: list[tuple[str, Callable[[float], bool], str]] = [
     ("from 0 to 4294967295", lambda v: 0 <= v < 2**32, "seed data.seed method.random.seed"),
 ]
 
-CONTROLS = ("control", "scratch")
+CONTROLS = ("control", "scratch", "lite1", "lite2")
 
 
 def scope_of(cfg: Config) -> tuple[str, ...]:
-    """The kinds of attention that may lose heads: ``prune.scope``, or what the methods here prune by default."""
-    return check_scope(cfg.prune.scope) if cfg.prune.scope is not None else ("enc-self",)
+    """The kinds of attention that may lose heads: ``prune.scope``, or what the method prunes by default."""
+    if cfg.prune.scope is not None:
+        return check_scope(cfg.prune.scope)
+    return KINDS if cfg.method.name == "gha" else ("enc-self",)
 
 
 def heads_in_scope(cfg: Config) -> int:
     """How many heads the unpruned model has within the scope."""
-    model = cfg.model
-    return Layout.full(model.encoder_layers, model.decoder_layers, model.heads).total(scope_of(cfg))
+    return layers_in_scope(cfg) * cfg.model.heads
+
+
+def layers_in_scope(cfg: Config) -> int:
+    """How many attention layers there are within the scope."""
+    return sum(cfg.model.encoder_layers if kind == "enc-self" else cfg.model.decoder_layers for kind in scope_of(cfg))
+
+
+def groups_of(cfg: Config, target: int | None) -> tuple[int, int]:
+    """How many groups per layer ``gha`` has while it trains, and in the vote for ``target`` heads of the scope.
+
+    Two where nothing says how many: that keeps a quarter of eight heads, the paper's case.
+    """
+    gha = cfg.method.gha
+    groups = gha.groups or (2 if target is None else max(math.ceil(target / layers_in_scope(cfg)), 1))
+    return groups, gha.vote_groups or groups
 
 
 def targets_of(cfg: Config) -> list[int]:
@@ -107,6 +129,7 @@ def check(cfg: Config, verb: str, bad: set[str]) -> list[Problem]:
         found += _goal(cfg, verb)
     if known(*model, "prune.scope"):
         found += [p for p in _counts(cfg) if known(p[0])]
+        found += [p for p in _groups(cfg, verb) if known(p[0])]
         if verb in ("prune", "validate") and cfg.model.share_all_embeddings and scope_of(cfg) == ("enc-self",):
             text = "with scope enc-self the decoder is frozen, its embedding too; set it to false or widen prune.scope"
             found.append(("model.share_all_embeddings", f"model.share_all_embeddings=true: {text}"))
@@ -203,6 +226,32 @@ def _counts(cfg: Config) -> Iterator[Problem]:
             "prune.rivals",
             f"prune.rivals: {cfg.method.name} is the method itself; put its targets into prune.targets",
         )
+
+
+def _groups(cfg: Config, verb: str) -> Iterator[Problem]:
+    """Whether the groups of ``gha`` make its targets possible, and its settings go together."""
+    gha, heads, layers = cfg.method.gha, cfg.model.heads, layers_in_scope(cfg)
+    rival = cfg.prune.rivals.get("gha")
+    if cfg.method.name != "gha" and rival is None:
+        return
+    for name in ("groups", "vote_groups"):
+        if (count := getattr(gha, name)) is not None and count > heads:
+            yield f"method.gha.{name}", f"method.gha.{name}={count}: has to be from 1 to {heads}, the heads of a layer"
+    for target in targets_of(cfg) if cfg.method.name == "gha" else rival or ():
+        if 0 <= target < layers:
+            text = f"{target} of {heads * layers} heads: gha keeps at least one in each of the {layers} layers in scope"
+            yield "prune.target", f"{text}; take {layers} or more, or set prune.scope"
+        most = groups_of(cfg, target)[1] * layers
+        if most < target <= heads * layers:
+            text = f"{target} heads: a vote of {most // layers} groups in {layers} layers keeps {most}"
+            yield "method.gha.vote_groups", f"{text}; set method.gha.groups or method.gha.vote_groups higher"
+    if gha.start == "base":
+        later = {"lite": gha.lite, "vote_epoch": gha.vote_epoch is not None, "threshold": gha.threshold is not None}
+        for name in [name for name, given in later.items() if given]:
+            yield f"method.gha.{name}", f"method.gha.{name}: is about a model trained with method.gha.start=random"
+        if verb == "train":
+            text = "train starts from random initialisation; to go on from a base: headlab prune"
+            yield "method.gha.start", f"method.gha.start=base: {text}"
 
 
 def _files(cfg: Config, verb: str) -> Iterator[Problem]:

@@ -43,9 +43,12 @@ def config_dir() -> Path:
 
 
 def groups() -> dict[str, list[str]]:
-    """The names of the groups of conf/ and of the files in each, without ``.yaml``."""
+    """The names of the groups of conf/ and of the files in each, without ``.yaml``; in a subfolder ``paper/name``."""
     folders = sorted(path for path in config_dir().iterdir() if path.is_dir())
-    return {folder.name: sorted(path.stem for path in folder.glob("*.yaml")) for folder in folders}
+    return {
+        folder.name: sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml"))
+        for folder in folders
+    }
 
 
 def keys() -> dict[str, Any]:

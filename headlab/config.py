@@ -94,6 +94,24 @@ class L0Config:
 
 
 @dataclass
+class GhaConfig:
+    """Grouped Head Attention with Voting-to-Stay (Ni et al. 2023)."""
+
+    map: str = "V"  # V values | A attention weights | O outputs
+    alpha: float = 0.5  # homogenises groups
+    beta: float = 0.5  # diversifies them
+    weighting: str = "per_token"  # per_token (paper) | as_released
+    groups: int | None = None  # C while training; default: target / layers in scope, rounded up
+    vote_groups: int | None = None  # C of the vote; default: as trained
+    start: str = "random"  # random | base
+    constraint: str = "first"  # first | second | both | none: the stages that have it
+    vote: str = "per_group"  # per_group (paper) | per_layer (released code) | random_members | random_heads
+    vote_epoch: int | None = None  # default: at the end of the base's schedule
+    threshold: float | None = None  # vote once centres shift by less in an epoch, relative to their length
+    lite: bool = False  # half the feed-forward width
+
+
+@dataclass
 class RandomConfig:
     """A seeded random order of the heads; the rival every learned method has to beat."""
 
@@ -104,8 +122,9 @@ class RandomConfig:
 class MethodConfig:
     """Which method scores the heads, and its settings."""
 
-    name: str = "l0"  # l0 | random
+    name: str = "l0"  # l0 | gha | random
     l0: L0Config = field(default_factory=L0Config)
+    gha: GhaConfig = field(default_factory=GhaConfig)
     random: RandomConfig = field(default_factory=RandomConfig)
 
 
@@ -122,7 +141,7 @@ class PruneConfig:
     warmup: int = MISSING  # the warm-up restarts
     batch_tokens: int | None = None  # of the continuation; default: as the base's
     schedule: str = "inverse_sqrt"  # inverse_sqrt | constant: one curve for all targets, whenever they branch off
-    controls: list[str] = field(default_factory=lambda: ["control"])  # control | scratch
+    controls: list[str] = field(default_factory=lambda: ["control"])  # control | scratch | lite1 | lite2
     rivals: dict[str, list[int]] = field(default_factory=dict)  # method -> targets, on equal updates
 
 

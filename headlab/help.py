@@ -67,8 +67,8 @@ examples:
     "train": f"""\
 usage: headlab train [--flag value | key=value] ...
 
-Train a base model, the one that pruning starts from. Prepares its data first. An interrupted training
-goes on from its last checkpoint, a finished one is found and not repeated.
+Train a base model, the one that pruning starts from, or with --method gha a group-constrained one. Prepares
+its data first. An interrupted training goes on from its last checkpoint, a finished one is not repeated.
 
 {_BASE.format(data=_CORPORA)}{_MACHINE}
   optim.updates=N     length of the training          optim.lr=X      peak of the learning rate
@@ -87,17 +87,17 @@ it against an unpruned control of equal updates and write rows, tables and figur
   --target N          heads to keep within the scope, or
   --targets N,N,...   several counts in one run, or
   --penalty X         method l0 with a fixed penalty: the number of heads is what comes out
-  --method NAME       how heads get their scores: l0 (default) or random
-  --scope KIND,...    which heads may go: enc-self (default), dec-self, enc-dec
-  --controls C,...    models to compare with: control (default), scratch
+  --method NAME       how heads get their scores: l0 (default), gha or random
+  --scope KIND,...    which heads may go: enc-self (default; of gha all), dec-self, enc-dec
+  --controls C,...    models to compare with: control (default), scratch, lite1, lite2
   --base RUN          start from the base of this run directory instead of training one
-  --experiment NAME   a whole setting that fills results/NAME: en_ru, en_ru_lambda, smoke
+  --experiment NAME   a whole setting that fills results/NAME: en_ru, ght, smoke, ...
 {_BASE.format(data=_CORPORA)}{_MACHINE}
   prune.selection_updates=N  per target               prune.finetune_updates=N  after removal
 
 examples:
   headlab prune --target 10
-  headlab prune --targets 32,16,8 --scope enc-self,dec-self --method random --seed 2
+  headlab prune --method gha --target 36
 """,
     "evaluate": f"""\
 usage: headlab evaluate RUN [--flag value | key=value] ...

@@ -10,16 +10,19 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from headlab.attention.heads import Layout
 from headlab.checks import scope_of
-from headlab.config import Config
+from headlab.compose import load_config
+from headlab.config import Config, ModelConfig
 from headlab.fairseq_plugin.generation import Translator
 from headlab.fairseq_plugin.modelfiles import load_model, read_layout
 from headlab.fairseq_plugin.setup import Machine
+from headlab.lite import model_shape
 from headlab.paper import paper_bleu
 from headlab.progress import Progress, say
 from headlab.report.rows import Row
 from headlab.runs import RunDir, atomic_write, digest, read_json, sha256_of, write_json
-from headlab.scoring.size import ModelShape, flops, parameters
+from headlab.scoring.size import flops, parameters
 from headlab.scoring.speed import measure_speed
 from headlab.scoring.text import compare, score_text
 
@@ -49,13 +52,14 @@ class Measure:
         langs = (cfg.data.source_lang, cfg.data.target_lang)
         layout = read_layout(folder)
         scores = self.scores(folder)
+        shape = load_config(run_of(folder) / "config.yaml").model  # which need not be that of the base
         speed = (self._known_speed(folder) if self.base is not None else None) or {}
         row = Row(
             experiment=cfg.results, method=method, variant=variant, scope=" ".join(scope), target=target,
             seed=cfg.seed, heads_total=layout.total(scope), heads_kept=layout.count(scope),
             kept_enc_self=layout.count(["enc-self"]), kept_dec_self=layout.count(["dec-self"]),
             kept_enc_dec=layout.count(["enc-dec"]), layout=str(layout),
-            **scores, **speed, **self._size(layout), **self._trained(folder, spent), run=str(folder),
+            **scores, **speed, **self._size(shape, layout), **self._trained(folder, spent), run=str(folder),
             paper_bleu=paper_bleu(langs, scope, method, variant, layout),
         )  # fmt: skip
         if control is not None:
@@ -92,12 +96,12 @@ class Measure:
         return found
 
     def speeds(self, folders: Sequence[Path]) -> None:
-        """Measure the speed of the pruned models among ``folders`` in turn with that of the base: ``speed.json``.
+        """Measure the speed of the smaller models among ``folders`` in turn with that of the base: ``speed.json``.
 
         Sentences per second, and how many times that of the base; what was measured before is left alone.
         """
         assert self.base is not None
-        missing = [f for f in dict.fromkeys(folders) if self._pruned(f) and self._known_speed(f) is None]
+        missing = [f for f in dict.fromkeys(folders) if self._smaller(f) and self._known_speed(f) is None]
         if not missing:
             return
         began, score = time.monotonic(), self.cfg.score
@@ -115,9 +119,10 @@ class Measure:
             record = {"key": self._speed_key(folder), "value": found, "rounds": {"base": base, "pruned": own}}
             write_json(folder / "speed.json", {**record, "seconds": round(seconds / len(missing), 1)})
 
-    def _pruned(self, folder: Path) -> bool:
+    def _smaller(self, folder: Path) -> bool:
+        """Whether a model is another than the base in anything but its weights."""
         layout = read_layout(folder)
-        return layout.count() < layout.total()
+        return layout.count() < layout.total() or load_config(run_of(folder) / "config.yaml").model != self.cfg.model
 
     def _speed_key(self, folder: Path) -> str:
         assert self.base is not None
@@ -127,16 +132,12 @@ class Measure:
     def _known_speed(self, folder: Path) -> dict[str, Any] | None:
         return _cached(folder / "speed.json", self._speed_key(folder))
 
-    def _size(self, layout: Any) -> dict[str, Any]:
-        model = self.cfg.model
+    def _size(self, model: ModelConfig, layout: Layout) -> dict[str, Any]:
         source, target = (
             4 + len(_lines(self.data / "bin" / f"dict.{lang}.txt"))
             for lang in (self.cfg.data.source_lang, self.cfg.data.target_lang)
         )
-        shape = ModelShape(
-            model.encoder_layers, model.decoder_layers, model.heads, model.dim, model.ffn, source, target,
-            norm=model.norm, shared_embeddings=model.share_all_embeddings,
-        )  # fmt: skip
+        shape = model_shape(model, source, target)
         return {
             "params": parameters(shape, layout, embeddings=True),
             "params_no_embeddings": parameters(shape, layout, embeddings=False),
@@ -145,7 +146,7 @@ class Measure:
 
     def _trained(self, folder: Path, spent: Spent) -> dict[str, Any]:
         """Updates, seconds and the last valid loss of the run that trained the model."""
-        run = folder if (folder / "manifest.json").exists() else folder.parent
+        run = run_of(folder)
         losses = (
             [json.loads(line) for line in _lines(run / "metrics.jsonl")] if (run / "metrics.jsonl").exists() else []
         )
@@ -167,11 +168,17 @@ class Measure:
 
     def _translator(self, folder: Path) -> Translator:
         data = self.cfg.data
-        model, task, pieces = load_model(folder, self.cfg.model, data.source_lang, data.target_lang, self.machine)
+        shape = load_config(run_of(folder) / "config.yaml").model
+        model, task, pieces = load_model(folder, shape, data.source_lang, data.target_lang, self.machine)
         return Translator(model, task, pieces, self.cfg.score)
 
     def _key(self, folder: Path, **settings: Any) -> str:
         return digest({"model": sha256_of(folder / "model.safetensors"), "data": self.data.path.name, **settings})
+
+
+def run_of(folder: Path) -> Path:
+    """The run that a model folder belongs to: itself, or for ``at-<updates>`` the one around it."""
+    return folder if (folder / "manifest.json").exists() else folder.parent
 
 
 def _cached(path: Path, key: str) -> dict[str, Any] | None:

@@ -59,7 +59,7 @@ class MuonAdam(torch.optim.AdamW):
                 short, long = sorted(weight.shape)
                 shapes.setdefault((short, long), []).append(weight)
         for (_, long), weights in shapes.items():
-            gradients = [weight.grad for weight in weights]
+            gradients = [weight.grad for weight in weights if weight.grad is not None]
             momenta = [self._momentum(weight) for weight in weights]
             torch._foreach_lerp_(momenta, gradients, 1 - self.MOMENTUM)
             ahead = torch._foreach_lerp(gradients, momenta, self.MOMENTUM)

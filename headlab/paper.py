@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headlab.attention.heads import Layout
+from headlab.attention.heads import KINDS, Layout
 
 #: Voita et al. 2019, figure 7, WMT EN-RU, encoder heads only: BLEU (read off, ±0.01) by heads kept of 48.
 VOITA_FIGURE_7 = {
@@ -12,13 +12,40 @@ VOITA_FIGURE_7 = {
     3: 28.54, 2: 28.27,
 }  # fmt: skip
 
+#: Ni et al. 2023, tables 1 and 3, IWSLT14: the columns, and BLEU by method and variant as rows are labelled here.
+NI_PAIRS = [("de", "en"), ("it", "en"), ("en", "de"), ("en", "it"), ("en", "fr")]
+NI_TABLES = {
+    ("none", "base"): (34.4, 32.3, 28.0, 30.8, 40.1),
+    ("none", "lite1"): (33.8, 31.9, 27.9, 29.3, 39.9),
+    ("none", "lite2"): (34.0, 32.2, 28.2, 29.5, 40.0),
+    ("l0", ""): (32.2, 30.8, 26.5, 30.3, 39.8),  # as run by Ni et al.
+    ("gha", "ght-c2"): (35.4, 32.8, 29.1, 31.6, 41.5),
+    ("gha", ""): (35.2, 32.7, 28.9, 31.6, 41.4),
+    ("gha", "ght-c2-without-diversifying"): (34.7, 31.8, 28.5, 30.7, 40.7),
+    ("gha", "ght-c2-without-homogenising"): (34.3, 32.0, 28.2, 30.9, 40.2),
+    ("gha", "vote-at-start"): (33.8, 31.9, 28.1, 30.5, 39.8),
+    ("gha", "vote-after-base"): (34.0, 32.0, 28.4, 31.0, 40.2),
+    ("gha", "random-heads"): (33.7, 32.0, 28.1, 30.9, 40.3),
+    ("gha", "random-members"): (33.6, 31.7, 27.9, 30.7, 40.2),
+    ("gha", "constraint-in-second"): (33.2, 31.8, 28.1, 30.8, 40.3),
+    ("gha", "constraint-in-both"): (33.4, 31.9, 27.7, 30.6, 40.2),
+}
+
 
 def paper_bleu(langs: tuple[str, str], scope: Sequence[str], method: str, variant: str, layout: Layout) -> float | None:
-    """The BLEU that the paper printed for a row; None where it has no such model.
+    """The BLEU that a paper printed for a row; None where it has no such model.
 
-    Its models translate English to Russian, with 6 encoder layers of 8 heads: its base, and what L0 gates leave of it.
+    Voita et al. translate English to Russian with 6 encoder layers of 8 heads: their base, and what L0 gates leave
+    of it. Ni et al. have 6 + 6 layers of 8 heads and keep two heads of each layer, in five pairs of IWSLT14.
     """
-    alike = langs == ("en", "ru") and tuple(scope) == ("enc-self",) and layout.heads["enc-self"] == (8,) * 6
-    if not alike or not (method == "l0" or variant == "base"):
+    if tuple(scope) == ("enc-self",):
+        alike = langs == ("en", "ru") and layout.heads["enc-self"] == (8,) * 6
+        return VOITA_FIGURE_7.get(layout.count(scope)) if alike and (method == "l0" or variant == "base") else None
+    printed = NI_TABLES.get((method, variant))
+    if printed is None or langs not in NI_PAIRS or tuple(scope) != KINDS:
         return None
-    return VOITA_FIGURE_7.get(layout.count(scope))
+    if not variant.startswith("lite"):  # whose shape follows from that of the others
+        whole = method == "none" or variant.startswith("ght")
+        if layout.total() != 144 or layout.count() != (144 if whole else 36):
+            return None
+    return printed[NI_PAIRS.index(langs)]

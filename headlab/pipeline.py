@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,14 @@ from headlab.errors import UserError
 from headlab.fairseq_plugin.generation import Translator
 from headlab.fairseq_plugin.modelfiles import load_model, read_layout
 from headlab.fairseq_plugin.setup import Machine
+from headlab.ght import GroupedStages
 from headlab.machine import decide, jobs
-from headlab.measure import Measure, Spent
+from headlab.measure import Measure, Spent, run_of
 from headlab.parallel import Task
+from headlab.plan import Plan
 from headlab.progress import Progress, console, say
 from headlab.report import make_report
+from headlab.report.heads import HeadRow, heads_of, write_heads
 from headlab.report.rows import Row, write_rows
 from headlab.runs import RunDir, manifest, read_json, write_json
 from headlab.stages import Stages
@@ -35,109 +38,68 @@ def data(cfg: Config) -> RunDir:
 
 
 def train(cfg: Config) -> RunDir:
-    """Train a base and score it."""
-    stages = Stages(cfg, _machine(cfg))
-    base = stages.base()
-    measure = Measure(cfg, stages.machine, stages.data(), base)
-    _record(cfg, [measure.row(base.path, "none", "base", None, Spent(seconds=stages.seconds(base.path)))])
-    return base
+    """Train a base (with method gha a group-constrained one) and score it."""
+    stages = GroupedStages(cfg, _machine(cfg))
+    targets = targets_of(cfg)
+    found = stages.ght(targets[0] if targets else None) if cfg.method.name == "gha" else None
+    run = found or stages.base()
+    measure = Measure(cfg, stages.machine, stages.data(), None)
+    label = "none", f"base-{cfg.variant}" if cfg.variant else "base"
+    if found is not None:
+        label = "gha", stages.variant("gha", targets[0] if targets else None, unpruned=True)
+    _record(cfg, [measure.row(run.path, *label, None, Spent(seconds=stages.seconds(run.path)))])
+    return run
 
 
 def prune(cfg: Config) -> None:
     """Base, control, the method's pruned models, its rivals, and the table of them all."""
     started = time.time()
     machine = _machine(cfg)
-    base = Stages(cfg, machine).base()
+    first = GroupedStages(cfg, machine)
+    base = first.base()
     _check_base(cfg, base)
     side_by_side = jobs(cfg.machine, machine)
-    stages = Stages(cfg, replace(machine, threads=max(machine.threads // side_by_side, 1)))
+    stages = replace(first, machine=replace(machine, threads=max(machine.threads // side_by_side, 1)))
     plan = Plan.of(cfg)
-    parallel.run(plan.stages(stages, base), side_by_side)
+    parallel.run(plan.training(stages, base), side_by_side)
 
-    measure = Measure(cfg, machine, stages.data(), base)
     control = stages.control(base, set(plan.updates.values())) if plan.control else {}
     runs = {(name, target): stages.pruned(base, name, plan.targets, target) for name, target in plan.wanted}
-    scratch = {key: _scratch(stages, plan, runs[key], key[1]).path for key in plan.scratch}
-    folders = [base.path, *control.values(), *(run.path for run in runs.values()), *scratch.values()]
+    grouped = {key: ght for key in runs if key[0] == "gha" and (ght := stages.before(key[1])) is not None}
+    alone = {key: plan.trained_alone(stages, base, *key) for key in plan.alone}
+    models = [base, *runs.values(), *grouped.values(), *alone.values()]
+    folders = list(dict.fromkeys([*(run.path for run in models), *control.values()]))
+    measure = Measure(cfg, machine, stages.data(), base)
     scoring = replace(measure, machine=stages.machine)
     parallel.run({f"scoring {folder}": Task(scoring.scores, (folder,)) for folder in folders}, side_by_side)
     measure.speeds(folders)
 
     base_seconds = stages.seconds(base.path)
     rows = [measure.row(base.path, "none", "base", None, Spent(seconds=base_seconds))]
+    votes: list[HeadRow] = []
     for updates, folder in sorted(control.items()):
         seconds = base_seconds + stages.seconds(folder.parent) * updates / max(control)
         rows.append(measure.row(folder, "none", f"control-u{updates}", None, Spent(finetune=updates, seconds=seconds)))
     for (name, target), run in runs.items():
         updates = plan.updates[target]
-        seconds = base_seconds + stages.seconds(run.path)
-        spent = Spent(0, updates, seconds)
-        if stages.trains(name):
-            selection = updates - cfg.prune.finetune_updates
-            share = selection / (cfg.prune.selection_updates * max(len(plan.targets), 1))
-            seconds += stages.seconds(stages.select(base, name, plan.targets).path) * share
-            spent = Spent(selection, cfg.prune.finetune_updates, seconds)
         against = control.get(updates), f"control-u{updates}"
-        rows.append(measure.row(run.path, name, cfg.variant, target, spent, *against))
-        if (name, target) in scratch:
-            folder = scratch[name, target]
-            spent = Spent(0, updates, stages.seconds(folder))
-            kept = read_layout(folder).count(scope_of(cfg))
-            rows.append(measure.row(folder, "none", "scratch", kept, spent, *against))
+        if (name, target) in grouped:
+            ght, label = grouped[name, target], stages.variant(name, target, unpruned=True)
+            spent = Spent(seconds=stages.seconds(ght.path))
+            rows.append(measure.row(ght.path, name, label, None, spent, base.path, "base"))
+        spent = stages.spent(base, name, plan.targets, target, run)
+        rows.append(measure.row(run.path, name, stages.variant(name, target), target, spent, *against))
+        if name == "gha" and target is not None:
+            votes += heads_of(rows[-1], target, read_json(run / "votes.json"))
+            votes += heads_of(rows[0], target, read_json(stages.base_votes(base, target) / "votes.json"))
+        kept = read_layout(run.path).count(scope_of(cfg))
+        for kind in plan.kinds_alone if name == cfg.method.name else ():
+            other = alone[kind, target].path
+            spent = Spent(0, updates, stages.seconds(other))
+            rows.append(measure.row(other, "none", kind, kept, spent, *against))
+    if votes:
+        write_heads(_folder(cfg), votes)
     _record(cfg, rows, started, machine, {"base": base / "model.safetensors"})
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What ``headlab prune`` has to make from a base.
-
-    ``updates`` after the base by target (None: as many heads as a fixed penalty leaves open), ``wanted`` the models
-    (method, target), ``scratch`` those of them whose layout is also trained from random initialisation.
-    """
-
-    targets: list[int]
-    updates: dict[int | None, int]
-    wanted: list[tuple[str, int | None]]
-    control: bool
-    scratch: list[tuple[str, int | None]]
-
-    @classmethod
-    def of(cls, cfg: Config) -> Plan:
-        """The plan of a configuration."""
-        targets, method = targets_of(cfg), cfg.method.name
-        per_target, finetune = cfg.prune.selection_updates, cfg.prune.finetune_updates
-        updates: dict[int | None, int] = {t: per_target * (n + 1) + finetune for n, t in enumerate(targets)}
-        if method == "l0" and cfg.method.l0.penalty is not None:
-            updates = {None: per_target + finetune}
-        own: list[tuple[str, int | None]] = [(method, target) for target in updates]
-        rivals = [(rival, target) for rival, counts in cfg.prune.rivals.items() for target in counts]
-        scratch = own if "scratch" in cfg.prune.controls else []
-        return cls(targets, updates, [*own, *rivals], "control" in cfg.prune.controls, scratch)
-
-    def stages(self, stages: Stages, base: RunDir) -> dict[str, Task]:
-        """Everything to train; the longest that nothing waits for come first."""
-        tasks: dict[str, Task] = {}
-        for name in {name: None for name, _ in self.wanted if stages.trains(name)}:
-            tasks[f"select {name}"] = Task(stages.select, (base, name, self.targets))
-        if self.control:
-            tasks["control"] = Task(stages.control, (base, set(self.updates.values())))
-        for name, target in self.wanted:
-            needs = (f"select {name}",) if stages.trains(name) else ()
-            tasks[f"pruned {name} {target}"] = Task(stages.pruned, (base, name, self.targets, target), needs)
-        for name, target in self.scratch:
-            tasks[f"scratch {target}"] = Task(
-                _scratch_of, (stages, self, base, name, target), (f"pruned {name} {target}",)
-            )
-        return tasks
-
-
-def _scratch_of(stages: Stages, plan: Plan, base: RunDir, method: str, target: int | None) -> None:
-    _scratch(stages, plan, stages.pruned(base, method, plan.targets, target), target)
-
-
-def _scratch(stages: Stages, plan: Plan, run: RunDir, target: int | None) -> RunDir:
-    """The layout of ``run`` trained from random initialisation, for as many updates as base and pruning together."""
-    return stages.scratch(read_layout(run.path), stages.cfg.optim.updates + plan.updates[target])
 
 
 def _check_base(cfg: Config, base: RunDir) -> None:
@@ -180,9 +142,15 @@ def _base_name(cfg: Config) -> list[str]:
     return [path.parent.name, path.name] if path.name.startswith("at-") else [path.name]
 
 
+def _folder(cfg: Config) -> Path:
+    """Where rows go; without an experiment those of different corpora, shapes and named bases are kept apart."""
+    folder = Path(cfg.results_dir) / cfg.results
+    return folder / "-".join([cfg.data.name, cfg.model.name, *_base_name(cfg)]) if cfg.results == "adhoc" else folder
+
+
 def _made(run: Path) -> dict[str, Any]:
     """Commit, wall time and memory of the run that a model folder belongs to."""
-    record = read_json((run if (run / "manifest.json").exists() else run.parent) / "manifest.json")
+    record = read_json(run_of(run) / "manifest.json")
     return {key: record[key] for key in ("git", "wall_seconds", "peak_memory_mb", "threads")}
 
 
@@ -191,15 +159,14 @@ def _record(
     inputs: dict[str, Path] | None = None,
 ) -> None:  # fmt: skip
     """Write the rows, the table and figures made of them, and where they come from."""
-    folder = Path(cfg.results_dir) / cfg.results
-    if cfg.results == "adhoc":  # rows of different corpora, shapes and named bases are kept apart
-        folder = folder / "-".join([cfg.data.name, cfg.model.name, *_base_name(cfg)])
+    folder = _folder(cfg)
     write_rows(folder, rows)
     if started is not None and machine is not None:
         record = asdict(cfg)
         record["machine"] |= asdict(machine)
         repo = Path(__file__).parents[1]
-        name = f"manifest{f'-{cfg.variant}' if cfg.variant else ''}.json"
+        of = [cfg.variant] if cfg.variant else []
+        name = "-".join(["manifest", *of, *([] if cfg.seed == 1 else [f"seed{cfg.seed}"])]) + ".json"
         result = manifest(sys.argv[1:], record, inputs or {}, started, repo if (repo / ".git").exists() else None)
         # This command may have found its runs finished: each says for itself which code made it, and how long it took.
         result["runs"] = {row.run: _made(Path(row.run)) for row in rows}

@@ -93,6 +93,13 @@ class RunDir:
     def __init__(self, runs_dir: Path, stage: str, name: str, identity: Mapping[str, Any]) -> None:
         self.path = Path(runs_dir) / stage / f"{name}-{digest(identity)}"
 
+    @classmethod
+    def at(cls, path: Path) -> RunDir:
+        """The run directory that is at ``path``, whatever made it."""
+        run = cls(path.parent.parent, path.parent.name, path.name, {})
+        run.path = path
+        return run
+
     def __truediv__(self, name: str) -> Path:
         return self.path / name
 

@@ -31,6 +31,8 @@ from headlab.fairseq_plugin.model import HeadlabTransformer, build_model, detach
 from headlab.fairseq_plugin.modelfiles import save_model, saved_model
 from headlab.fairseq_plugin.setup import Corpus, Machine, load_task
 from headlab.fairseq_plugin.training import Job, Span, fit
+from headlab.lite import as_small_as
+from headlab.measure import Spent, run_of
 from headlab.methods.base import Method
 from headlab.methods.l0 import L0
 from headlab.methods.random import Random
@@ -66,7 +68,7 @@ class Stages:
         """The trained model that pruning starts from, or the one that ``base=`` names."""
         cfg = self.cfg
         if cfg.base is not None:
-            return _existing(Path(cfg.base))
+            return RunDir.at(Path(cfg.base))
         data = self.data()
         identity = identities.of_new(cfg, self.machine, data, cfg.optim)
         run = RunDir(Path(cfg.runs_dir), "base", cfg.data.name, identity)
@@ -85,6 +87,14 @@ class Stages:
             if started is not None:
                 self._train_new(run, data, optim, layout, started)
         return run
+
+    def alone(self, kind: str, layout: Layout, updates: int) -> RunDir:
+        """What a pruned model of ``layout`` has to beat, from random initialisation: scratch, lite1 or lite2."""
+        if kind == "scratch":
+            return self.scratch(layout, updates)
+        shape = as_small_as(self.cfg.model, layout)[kind]
+        full = Layout.full(shape.encoder_layers, shape.decoder_layers, shape.heads)
+        return replace(self, cfg=replace(self.cfg, model=shape)).scratch(full, updates)
 
     def control(self, base: RunDir, points: Collection[int]) -> dict[int, Path]:
         """The base trained on with nothing pruned; a model folder for each of ``points`` updates."""
@@ -191,9 +201,17 @@ class Stages:
 
     def seconds(self, run: Path) -> float:
         """Wall time of the finished run that a model folder belongs to."""
-        return float(
-            read_json((run if (run / "manifest.json").exists() else run.parent) / "manifest.json")["wall_seconds"]
-        )
+        return float(read_json(run_of(run) / "manifest.json")["wall_seconds"])
+
+    def spent(self, base: RunDir, method: str, targets: list[int], target: int | None, run: RunDir) -> Spent:
+        """What the pruned model in ``run`` cost beyond updates of the base, and in seconds with them."""
+        per_target, finetune = self.cfg.prune.selection_updates, self.cfg.prune.finetune_updates
+        branch = per_target * (targets.index(target) + 1 if target is not None else 1)
+        seconds = self.seconds(base.path) + self.seconds(run.path)
+        if not self.trains(method):
+            return Spent(0, branch + finetune, seconds)
+        share = branch / (per_target * max(len(targets), 1))
+        return Spent(branch, finetune, seconds + self.seconds(self.select(base, method, targets).path) * share)
 
     def _method(self, method: str, targets: list[int]) -> Method:
         if method == "random":
@@ -208,23 +226,33 @@ class Stages:
 
     def _from_base(self, base: RunDir) -> tuple[HeadlabTransformer, HeadlabTask, Corpus]:
         """A fresh copy of the base, ready to be trained on, its decoder frozen where the scope asks for it."""
-        corpus = Corpus(self.data() / "bin", *self.corpus_langs)
-        task = load_task(corpus, self.machine)
-        torch.manual_seed(self.cfg.seed)
-        model = saved_model(base.path, self.cfg.model, task)
+        model, task, corpus = self._fresh(base)
         if scope_of(self.cfg) == ("enc-self",):
             freeze_decoder(model)
         return model, task, corpus
 
-    def _train_new(self, run: RunDir, data: RunDir, optim: OptimConfig, layout: Layout | None, started: float) -> None:
-        corpus = Corpus(data / "bin", *self.corpus_langs)
+    def _fresh(
+        self, start: RunDir | None, layout: Layout | None = None
+    ) -> tuple[HeadlabTransformer, HeadlabTask, Corpus]:
+        """The model of a finished run or, without one, a random initialisation with the heads of ``layout``."""
+        corpus = Corpus(self.data() / "bin", *self.corpus_langs)
         task = load_task(corpus, self.machine)
         torch.manual_seed(self.cfg.seed)
-        model = build_model(self.cfg.model, task.source_dictionary, task.target_dictionary, layout)
+        if start is not None:
+            return saved_model(start.path, self.cfg.model, task), task, corpus
+        return build_model(self.cfg.model, task.source_dictionary, task.target_dictionary, layout), task, corpus
+
+    def _train_new(
+        self, run: RunDir, data: RunDir, optim: OptimConfig, layout: Layout | None, started: float,
+        method: Method | None = None, keep: Collection[str] = (),
+    ) -> None:  # fmt: skip
+        model, task, corpus = self._fresh(None, layout)
+        if method is not None:
+            method.attach(model, scope_of(self.cfg))
         span = Span(0, optim.updates)
-        self._fit(run, model, task, optim, span, candidates(optim, span))
+        self._fit(run, model, task, optim, span, candidates(optim, span), method)
         save_model(model, averaged(run.path, optim, span), corpus, run.path)
-        self._finish(run, started, {"pieces": data / "pieces.model"})
+        self._finish(run, started, {"pieces": data / "pieces.model"}, keep)
 
     def _fit(
         self,
@@ -283,11 +311,5 @@ def _one_that_covers(run: RunDir, identity: dict[str, Any], points: Collection[i
         other = read_json(path)
         same = {**other, "points": None} == {**identity, "points": None}
         if same and set(points) <= set(other["points"]) and (path.parent / "DONE").is_file():
-            return _existing(path.parent)
-    return run
-
-
-def _existing(path: Path) -> RunDir:
-    run = RunDir(path.parent.parent, path.parent.name, path.name, {})
-    run.path = path
+            return RunDir.at(path.parent)
     return run

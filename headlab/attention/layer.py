@@ -31,7 +31,8 @@ class HeadAttention(nn.Module):
     ``gate`` is None or a module that returns one factor per head, shape (heads,), each time it is called: once
     per forward pass. ``record`` names the per-head features to keep in ``features`` after a forward pass:
     ``V`` values (sentences, heads, keys, width), ``A`` attention weights (sentences, heads, queries, keys),
-    ``O`` head outputs (sentences, heads, queries, width); all before dropout and before the gate.
+    ``O`` head outputs (sentences, heads, queries, width); all before dropout and before the gate. ``padding``
+    keeps what was given as ``key_padding`` (sentences, keys), and nothing where nothing was.
     """
 
     gate: nn.Module | None
@@ -96,7 +97,7 @@ class HeadAttention(nn.Module):
         """
         queries, rows, _ = query.shape
         if not self.heads:  # nothing to add but the bias of the output projection
-            self.features = {}
+            self._record(rows, padding=key_padding)
             return self.out_proj.bias.to(query.dtype).expand(queries, rows, self.dim)
         k, v, key_padding = self._keys_values(query, memory, key_padding, state)
         # The hypotheses of one sentence attend to the same keys: they become more queries of it.
@@ -115,7 +116,7 @@ class HeadAttention(nn.Module):
         weights = torch.softmax(scores, dim=-1)
         context = torch.bmm(dropout(weights, self.dropout, self.training), v)
         if self.record:
-            self._record(sentences, V=v, A=weights, O=context)
+            self._record(sentences, V=v, A=weights, O=context, padding=key_padding)
         context = self._merge(context, beam)
         weight = self.out_proj.weight
         if self.gate is not None:
@@ -165,10 +166,12 @@ class HeadAttention(nn.Module):
             past.append(k, v)
         return *past.keys_values(), key_padding
 
-    def _record(self, sentences: int, **tensors: Tensor) -> None:
+    def _record(self, sentences: int, padding: Tensor | None, **tensors: Tensor) -> None:
         self.features = {
             name: t.unflatten(0, (sentences, self.num_heads)) for name, t in tensors.items() if name in self.record
         }
+        if padding is not None and "padding" in self.record:
+            self.features["padding"] = padding
 
     def extra_repr(self) -> str:
         """Shown by ``print(model)``."""

@@ -24,6 +24,7 @@ from headlab.errors import RunError
 from headlab.fairseq_plugin.checkpoints import Checkpoints, read_tensors, save_state
 from headlab.fairseq_plugin.components import HeadlabTask, ScheduleConfig, TranslationLoss, learning_rate
 from headlab.fairseq_plugin.model import HeadlabTransformer, load_weights, mark_matrices
+from headlab.fairseq_plugin.passes import frozen_loss
 from headlab.fairseq_plugin.setup import Machine, Rank, fairseq_config, join
 from headlab.methods.base import Method
 from headlab.progress import Progress
@@ -127,19 +128,20 @@ class Training:
                 if numbers is None:
                     raise RunError(f"update {done + 1} ran out of memory: set optim.batch_tokens lower")
                 done += 1
+                ended = self._epoch_ended(epochs, done)
                 losses.append(float(numbers["loss"]))
                 tokens += float(numbers["ntokens"])
                 if done % optim.validate_every == 0 or done == span.stop or self._compared(done):
                     numbers["valid_loss"] = self.valid_loss()
                     if self.log is not None and numbers["valid_loss"] < self.log.best_valid_loss():
                         save_state(self.job.model, self.job.work / "checkpoints" / "best.safetensors")
-                if self.log is not None and (done % optim.log_every == 0 or "valid_loss" in numbers):
+                if self.log is not None and (done % optim.log_every == 0 or "valid_loss" in numbers or ended):
                     rate = tokens / (time.monotonic() - since)
                     line = self._line(done, epochs.epoch, sum(losses) / len(losses), rate, numbers)
                     self.log.write(line)
                     losses, tokens, since = [], 0.0, time.monotonic()
                     if progress is not None:
-                        told = ((k, v) for k, v in line.items() if k not in ("update", "epoch"))
+                        told = ((k, v) for k, v in line.items() if k not in ("update", "epoch") and "/" not in k)
                         progress.at(done, ", ".join(f"{k} {v}" for k, v in told))
                 if done in self.job.states and self.first:
                     save_state(self.job.model, self.job.work / "states" / f"{done}.safetensors")
@@ -147,6 +149,17 @@ class Training:
                     self._checkpoint(epochs, done)
         if self.log is not None:
             self.log.close()
+
+    def _epoch_ended(self, epochs: Any, done: int) -> bool:
+        """Whether an epoch ended that the method watches; it says whether these weights are to be kept."""
+        if self.method is None or not self.method.watches or not epochs.end_of_epoch():
+            return False
+        itr = self.trainer.get_valid_iterator("valid").next_epoch_itr(shuffle=False, set_dataset_epoch=False)
+        batches = (self.trainer._prepare_sample(sample)[0] for sample in itr)
+        loss_fn = frozen_loss(self.job.model, self.job.task)
+        if self.method.epoch_ended(epochs.epoch, done, batches, loss_fn) and self.first:
+            save_state(self.job.model, self.job.work / "states" / f"{done}.safetensors")
+        return True
 
     def _compared(self, done: int) -> bool:
         """Whether the weights after update ``done`` are among those of which the best are averaged."""

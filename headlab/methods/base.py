@@ -23,6 +23,7 @@ class Method(ABC):
     name: ClassVar[str]
     default_scope: ClassVar[tuple[str, ...]] = ("enc-self",)
     trains: ClassVar[bool] = False  # whether scores come from training with loss()
+    watches: ClassVar[bool] = False  # whether it looks at the valid set when an epoch ends: epoch_ended()
     learning_rate: float = 0.0  # of the method's own parameters, marked ``param_group = "gates"``
 
     scope: tuple[str, ...]
@@ -40,10 +41,14 @@ class Method(ABC):
     def advance(self, epoch: int, update: int, progress: float) -> None:  # noqa: B027 - most methods have no schedule
         """Move schedules on; called before update ``update`` (from 0) of ``progress`` (0 to 1) of the training."""
 
+    def epoch_ended(self, epoch: int, update: int, batches: Iterable[Any], loss_fn: Callable[[Any], Tensor]) -> bool:
+        """Look at ``batches`` of the valid set after an epoch; true if the weights of now have to be kept."""
+        return False
+
     def score(  # noqa: B027 - only methods that look at data
-        self, batches: Sequence[Any], loss_fn: Callable[[Any], Tensor]
+        self, batches: Iterable[Any], loss_fn: Callable[[Any], Tensor]
     ) -> None:
-        """Look at ``batches`` through ``loss_fn``; for methods that score heads on a dev set."""
+        """Look at ``batches`` through ``loss_fn``, a forward pass in evaluation mode that gives the loss per token."""
 
     @abstractmethod
     def scores(self) -> dict[Head, float]:

@@ -1,4 +1,4 @@
-"""bleu_vs_heads and heads: the two figures of a results folder, as PNG and PDF."""
+"""bleu_vs_heads, heads and cosines: the figures of a results folder, as PNG and PDF."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from matplotlib.ticker import FixedLocator, NullLocator
 from numpy.typing import NDArray
 
 from headlab.attention.heads import KINDS
+from headlab.report.cosines import cosine_figure
+from headlab.report.heads import read_heads
 from headlab.report.summary import Model, read_models
 
 # Okabe and Ito's colours, which colour-blind readers tell apart; series also differ in their markers.
@@ -45,7 +47,7 @@ _STYLE: dict[Any, Any] = {
 
 
 def write_figures(folder: Path) -> list[Path]:
-    """Write bleu_vs_heads and, where there are pruned models with layouts, heads; both as .png and .pdf.
+    """Write bleu_vs_heads and, where there are pruned models with layouts, heads, and where heads voted, cosines.
 
     The same CSV files give the same bytes. Raises UserError when rows.csv is missing, empty or damaged.
     """
@@ -55,6 +57,9 @@ def write_figures(folder: Path) -> list[Path]:
         heads = _heads_figure(models, folder)
         if heads is not None:
             written += _save(heads, folder / "heads")
+        votes = read_heads(folder)
+        if votes is not None:
+            written += _save(cosine_figure(votes), folder / "cosines")
     return written
 
 
@@ -161,9 +166,8 @@ def _series(ax: Axes, series: list[Model], colour: str, marker: str, label: str)
 def _heads_axis(ax: Axes, pruned: list[Model]) -> None:
     """A logarithmic axis with the targets as ticks; 0 heads has a place of its own at the left."""
     totals = {model.mean("heads_total") for model in pruned} - {None}
-    targets = sorted(
-        {float(m.target) for m in pruned if m.target is not None} or {_of(m, "heads_kept") for m in pruned}
-    )
+    asked = {float(m.target) for m in pruned if m.target is not None}
+    targets = sorted(asked | {_of(m, "heads_kept") for m in pruned if m.whole or not asked})
     if any(_of(model, "heads_kept") == 0 for model in pruned):
         ax.set_xscale("symlog", base=2, linthresh=1)
     else:
@@ -186,7 +190,7 @@ def _of(model: Model, column: str) -> float:
 def _heads_figure(models: list[Model], folder: Path) -> Figure | None:
     """A map of the kept heads: a panel per model, layers × heads, its shade the share of seeds that kept the head."""
     shown = [(m, list(m.layouts(folder).values())) for m in models if m.role == "pruned" and m.variant != "untouched"]
-    shown = [(model, layouts) for model, layouts in shown if layouts]
+    shown = [(model, layouts) for model, layouts in shown if layouts and not model.whole]
     if not shown:
         return None
     width = 1 + max(

@@ -15,8 +15,9 @@ from headlab.report.store import Table, natural
 class Row:
     """One measured model. The first six fields are the key; what was not measured is None or empty.
 
-    ``method=none`` are models that were not pruned: ``variant`` base, ``control-u<updates>`` or scratch (which
-    has a pruned layout from the start). ``variant=untouched`` was pruned and not fine-tuned.
+    ``method=none`` are models that were not pruned: ``variant`` base, ``control-u<updates>``, scratch (which
+    has a pruned layout from the start), lite1 or lite2 (which are small from the start). ``variant=untouched`` was
+    pruned and not fine-tuned.
     """
 
     experiment: str

@@ -42,8 +42,13 @@ class Model:
 
     @property
     def role(self) -> str:
-        """``base``, ``scratch``, ``control`` or ``pruned``."""
-        return self.variant.partition("-")[0] if self.method == "none" else "pruned"
+        """``base``, ``scratch``, ``lite``, ``control`` or ``pruned``."""
+        return self.variant.partition("-")[0].rstrip("12") if self.method == "none" else "pruned"
+
+    @property
+    def whole(self) -> bool:
+        """Whether it was trained for a method and has all its heads still."""
+        return self.target is None and bool((self.rows["heads_kept"] == self.rows["heads_total"]).all())
 
     @property
     def name(self) -> str:
@@ -89,7 +94,7 @@ class Model:
 
 
 def read_models(folder: Path) -> list[Model]:
-    """The models of rows.csv in table order: base, methods (random last), scratch, controls; many heads before few.
+    """The models of rows.csv in table order: base, methods (random last), scratch, lite, controls; most heads first.
 
     Over several seeds the interval comes from intervals.csv, which must be of as many seeds; without it there is none.
     Raises UserError when a file is missing, empty or damaged.
@@ -115,7 +120,7 @@ def read_models(folder: Path) -> list[Model]:
 
 
 def _order(model: Model) -> tuple[object, ...]:
-    role = ("base", "pruned", "scratch", "control").index(model.role)
+    role = ("base", "pruned", "scratch", "lite", "control").index(model.role)
     heads = model.target if model.target is not None else model.mean("heads_kept") or 0
     return model.experiment, role, model.method == "random", model.method, natural(model.variant), model.scope, -heads
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from tabulate import tabulate
 
 from headlab.attention.heads import Layout
+from headlab.report.heads import read_heads, votes_text
 from headlab.report.summary import MARGIN, Model, read_models
 from headlab.runs import atomic_write
 
@@ -50,6 +51,11 @@ def _markdown(models: list[Model], folder: Path) -> str:
         if layouts
         else []
     )
+    votes = read_heads(folder)
+    told = [] if votes is None else list(votes_text(votes, models[0].experiment))
+    if told:
+        head = "Groups and votes: heads of a group as head:votes, bold where they stay"
+        folded += [f"<details><summary>{head}</summary>", "", *told, "", "</details>", ""]
     return "\n".join([f"**{title}**", "", table, "", *(f"{note}  " for note in notes), "", *folded])
 
 
@@ -91,6 +97,16 @@ def _notes(models: list[Model]) -> list[str]:
         notes.append("Untouched: pruned and not fine-tuned.")
     if any(model.role == "scratch" for model in models):
         notes.append("Scratch: a pruned layout trained from random initialisation with the same total updates.")
+    if any(model.role == "lite" for model in models):
+        notes.append(
+            "lite1, lite2: unpruned models of fewer layers and of less width, with about as many parameters, trained"
+            " from random initialisation with the same total updates."
+        )
+    if any(model.variant.startswith("ght") for model in models):
+        notes.append(
+            "ght-cC: trained with the group constraint, C groups a layer, all heads; compared with the base, which had"
+            " as many updates."
+        )
     if any(model.mean("flops") for model in models):
         notes.append(
             "Parameters without embeddings. FLOPs: multiply-accumulates of one forward, 30 tokens on either side."

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from headlab.checks import CHOICES, RANGES
+from headlab.checks import CHOICES, RANGES, groups_of, scope_of
 from headlab.compose import compose, compose_for_run, config_dir, groups, keys, load_config, nearest, save_config
 from headlab.errors import UserError
 
@@ -34,8 +34,9 @@ def own_text(tmp_path: Path) -> list[str]:
 
 @pytest.mark.parametrize("choice", [f"{group}={name}" for group, names in groups().items() for name in names])
 def test_every_file_of_conf_composes(choice: str, own_text: list[str]) -> None:
-    target = [] if choice.startswith("experiment=") else ["prune.target=1"]
-    compose([choice, *target, *(own_text if choice == "data=files" else [])])
+    count = 36 if choice == "method=gha" else 1
+    target = [] if choice.startswith("experiment=") else [f"prune.target={count}"]
+    compose([choice, *target, *(own_text if choice == "data=files" or "=paper/" in choice else [])])
 
 
 @pytest.mark.parametrize("path", sorted(config_dir().rglob("*.yaml")), ids=lambda path: path.stem)
@@ -43,7 +44,8 @@ def test_every_file_of_conf_starts_with_the_command_that_uses_it(path: Path) -> 
     first = next(line for line in path.read_text().splitlines() if not line.startswith("# @package"))
     assert first.startswith("# headlab ")
     if path.parent != config_dir():
-        assert f"{path.parent.name}={path.stem}" in first
+        group, _, name = path.relative_to(config_dir()).with_suffix("").as_posix().partition("/")
+        assert f"{group}={name}" in first
 
 
 def test_the_shapes_of_the_papers() -> None:
@@ -139,6 +141,23 @@ def test_text_is_taken_as_it_stands(tmp_path: Path) -> None:
         (["prune.target=4", "base=no/such"], "no/such: no such run directory"),
         (["prune.target=4", "variant=${oc.env:HOME}"], "plain text without ${...}"),
         (["prune.target=4", "method.l0={penalty: 1}"], "method.l0: is a group of keys"),
+        (
+            ["method=gha", "prune.target=17"],
+            "17 of 144 heads: gha keeps at least one in each of the 18 layers in scope",
+        ),
+        (["method=gha", "prune.targets=36,5", "prune.scope=enc-self"], "5 of 48 heads: gha keeps at least one in each"),
+        (["method=gha", "prune.target=145"], "has to be from 0 to 144, the number of heads within enc-self, dec-self,"),
+        (["prune.target=4", "prune.rivals={gha: [4]}"], "gha keeps at least one in each of the 6 layers in scope"),
+        (["method=gha", "prune.target=37", "method.gha.groups=2"], "a vote of 2 groups in 18 layers keeps 36"),
+        (["method=gha", "prune.target=37", "method.gha.vote_groups=1"], "a vote of 1 groups in 18 layers keeps 18"),
+        (["method=gha", "prune.target=36", "method.gha.groups=9"], "has to be from 1 to 8, the heads of a layer"),
+        (["method=gha", "prune.target=36", "method.gha.map=K"], "method.gha.map=K: choose from V, A, O"),
+        (["method=gha", "prune.target=36", "method.gha.alpha=-1"], "method.gha.alpha=-1.0: has to be at least 0"),
+        (["method=gha", "prune.target=36", "method.gha.threshold=0"], "has to be more than 0"),
+        (
+            ["method=gha", "prune.target=36", "method.gha.start=base", "method.gha.lite=true"],
+            "method.gha.lite: is about a model trained with method.gha.start=random",
+        ),
         (["prune.target=4", "seed"], "seed: needs a value"),
         (["prune.target=4", "+seed=1"], "write seed=VALUE"),
         (["prune.target=4", "~optim"], "does not use Hydra's '+' and '~'"),
@@ -244,3 +263,46 @@ def test_nearest_finds_names_with_a_letter_changed() -> None:
     for key in keys():
         place = chance.randrange(len(key))
         assert nearest(key[:place] + "?" + key[place + 1 :], keys()) == key
+
+
+def test_grouped_head_attention_prunes_all_kinds_and_has_groups_for_its_target() -> None:
+    cfg = compose(["method=gha", "prune.targets=144,37,36,18"])
+    assert scope_of(cfg) == ("enc-self", "dec-self", "enc-dec")
+    assert [groups_of(cfg, target) for target in (144, 37, 36, 18)] == [(8, 8), (3, 3), (2, 2), (1, 1)]
+    assert groups_of(compose(["method=gha"], "train"), None) == (2, 2)
+    cfg = compose(["method=gha", "prune.target=36", "method.gha.groups=3", "method.gha.vote_groups=4"])
+    assert groups_of(cfg, 36) == (3, 4)
+    found = errors("method=gha", "method.gha.start=base", verb="train")
+    assert found == [
+        "method.gha.start=base: train starts from random initialisation; to go on from a base: headlab prune"
+    ]
+
+
+#: Ni et al. 2023, appendix: alpha, beta and map of the group-constrained model and of the pruned one.
+PAPER = {
+    "de_en": ((0.7, 0.5, "V"), (0.5, 0.7, "O")),
+    "it_en": ((0.3, 0.5, "V"), (0.3, 0.3, "A")),
+    "en_de": ((0.3, 0.1, "A"), (0.3, 0.7, "O")),
+    "en_it": ((0.3, 0.3, "V"), (0.3, 1.0, "V")),
+    "en_fr": ((0.7, 0.7, "V"), (0.5, 0.3, "A")),
+    "wmt_en_de": ((0.5, 0.5, "V"), (0.5, 0.5, "V")),
+    "wmt_en_fr": ((0.3, 0.3, "V"), (0.3, 0.3, "V")),
+}
+
+
+@pytest.mark.parametrize("pair", PAPER)
+def test_the_settings_of_the_paper(pair: str, own_text: list[str]) -> None:
+    files = [text for text in own_text if text.startswith("data.files")]
+    langs = tuple(pair.split("_")[-2:])
+    for number, name in enumerate(("ght", "ght_ps")):
+        for split in ("train", "valid", "test"):
+            for lang in langs:
+                path = Path(next(f for f in files if f.startswith(f"data.files.{split}")).partition("=")[2])
+                path.with_name(f"{path.name}.{lang}").write_text("a\n")
+        cfg = compose([f"experiment=paper/{name}_{pair}", *files])
+        gha = cfg.method.gha
+        assert (gha.alpha, gha.beta, gha.map) == PAPER[pair][number]
+        assert (cfg.data.source_lang, cfg.data.target_lang) == langs
+        assert groups_of(cfg, cfg.prune.target) == (2, 2)
+        assert (cfg.optim.lr, cfg.score.beam) == ((7e-4, 4) if "wmt" in pair else (5e-4, 5))
+        assert (cfg.model.dim, cfg.model.norm, cfg.model.dropout, cfg.optim.warmup) == (512, "post", 0.3, 4000)

@@ -34,3 +34,29 @@ def test_the_base_and_ten_heads_have_the_bleu_of_figure_7():
 )
 def test_other_models_have_none(langs, scope, method, variant, layout):
     assert paper_bleu(langs, scope, method, variant, layout) is None
+
+
+BASE = Layout.full(6, 6, 8)
+TWO = BASE.keep([head for head in BASE if head.index in (2, 5)], KINDS)
+
+
+@pytest.mark.parametrize(
+    ("langs", "method", "variant", "layout", "bleu"),
+    [
+        (("de", "en"), "none", "base", BASE, 34.4),
+        (("en", "fr"), "gha", "ght-c2", BASE, 41.5),
+        (("de", "en"), "gha", "", TWO, 35.2),
+        (("en", "it"), "gha", "constraint-in-both", TWO, 30.6),
+        (("it", "en"), "l0", "", TWO, 30.8),
+        (("en", "de"), "none", "lite1", Layout.full(4, 4, 8), 27.9),
+        (("en", "ru"), "gha", "", TWO, None),
+        (("de", "en"), "gha", "", BASE, None),
+        (("de", "en"), "gha", "from-base", TWO, None),
+        (("de", "en"), "gha", "ght-c4", BASE, None),
+        (("de", "en"), "random", "", TWO, None),
+        (("de", "en"), "none", "base", Layout.full(2, 2, 4), None),
+    ],
+)
+def test_rows_of_nis_models_have_the_bleu_of_its_tables(langs, method, variant, layout, bleu):
+    assert paper_bleu(langs, KINDS, method, variant, layout) == bleu
+    assert paper_bleu(langs, ("dec-self",), method, variant, layout) is None

@@ -262,3 +262,36 @@ def test_dropout_of_the_model_is_that_of_its_shape():
         assert (run(loud.train()) - run(loud.eval())).abs().max() > 1e-2, changes
     still = build_model(quiet, dictionary(20), dictionary(30))
     torch.testing.assert_close(run(still.train()), run(still.eval()))
+
+
+def base_shape(heads: int, **changes: int) -> HeadlabTransformer:
+    """Transformer-base of Ni et al. 2023 with that many of 8 heads in every layer."""
+    full = Layout.full(6, 6, 8)
+    layout = full.keep([head for head in full if head.index < heads], KINDS)
+    shape = shape_of(**{"encoder_layers": 6, "decoder_layers": 6, "heads": 8, "dim": 512, "ffn": 2048, **changes})
+    shape.norm = "post"
+    return build_model(shape, dictionary(4), dictionary(4), layout).requires_grad_(False)
+
+
+def without_embeddings(model: HeadlabTransformer) -> int:
+    return sum(p.numel() for name, p in model.named_parameters() if "embed_tokens" not in name)
+
+
+@pytest.mark.parametrize(("heads", "millions"), [(8, 44.14), (4, 34.69), (3, 32.32), (2, 29.96), (1, 27.60)])
+def test_models_of_the_papers_shape_have_its_parameters(heads, millions):
+    assert round(without_embeddings(base_shape(heads)) / 1e6, 2) == millions
+
+
+def test_half_the_feed_forward_width_and_36_heads_are_17_million_parameters():
+    assert round(without_embeddings(base_shape(2, ffn=1024)) / 1e6, 1) == 17.4
+
+
+def test_36_of_144_heads_save_438_million_multiply_accumulates():
+    source = torch.cat([torch.randint(4, 8, (1, 29)), torch.tensor([[EOS]])], 1)
+    target = torch.randint(4, 8, (1, 30))
+    counts = []
+    for heads in (8, 2):
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            base_shape(heads).eval()(source, torch.tensor([30]), target)
+        counts.append(counter.get_total_flops() / 2)
+    assert round((counts[0] - counts[1]) / 1e6) == 438

@@ -16,10 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from headlab.attention.heads import KINDS, Head
-from headlab.config import L0Config, OptimConfig
+from headlab.config import GhaConfig, L0Config, OptimConfig
 from headlab.fairseq_plugin.components import HeadlabTask
 from headlab.fairseq_plugin.model import HeadlabTransformer, detached_state, freeze_decoder
+from headlab.fairseq_plugin.passes import frozen_loss, training_batches
 from headlab.fairseq_plugin.training import Job, Span, Training, fit
+from headlab.methods.gha import GHA
 from headlab.methods.l0 import L0
 
 from .conftest import MACHINE
@@ -282,3 +284,71 @@ def test_wandb_is_told_where_its_project_is_set(job, monkeypatch):
     assert [given["name"] for given in started] == ["loud"]
     assert [{"update": step, **numbers} for step, numbers in told] == lines(loud)
     assert ended == [3]
+
+
+def grouped(job: Start, new_model: Callable[..., HeadlabTransformer], work: str, **settings: Any) -> Job:
+    """A training with the group constraint on all layers, some 8 updates an epoch."""
+    model = new_model()
+    method = GHA(GhaConfig(**{"alpha": 2.0, "beta": 2.0, **settings}), 2, seed=1)
+    method.attach(model, KINDS)
+    return job(model, work, method=method, span=Span(0, 20), log_every=5)
+
+
+def test_the_constraint_is_trained_and_told(job, new_model):
+    run, free = grouped(job, new_model, "run"), grouped(job, new_model, "free", alpha=0.0, beta=0.0)
+    for one in (run, free):
+        fit(one)
+    log = lines(run)
+    assert log[-1]["method_loss"] < log[0]["method_loss"] < 0
+    assert log[-1]["loss"] < log[0]["loss"]  # still only cross-entropy
+    ended = [line for line in log if "group_changes" in line]
+    before = ended[0]["update"]
+    assert [line["update"] for line in ended] == [before, 2 * before]
+    assert {line["epoch"] for line in ended} == {1, 2}
+    assert sum(name.startswith("dunn/") for name in ended[0]) == 6
+    apart = [
+        sum(v for name, v in one.items() if name.startswith("within_cos/"))
+        - sum(v for name, v in one.items() if name.startswith("between_cos/"))
+        for one in (ended[-1], [line for line in lines(free) if "group_changes" in line][-1])
+    ]
+    assert apart[0] > apart[1] + 0.5
+    assert {line["method_loss"] for line in lines(free)} == {0.0}
+
+
+def test_weights_to_vote_on_are_kept_after_the_epoch_of_the_vote(job, new_model):
+    run = grouped(job, new_model, "run", vote_epoch=2)
+    fit(run)
+    (update,) = {line["vote_update"] for line in lines(run) if "vote_update" in line}
+    assert [path.stem for path in (run.work / "states").iterdir()] == [str(update)]
+    assert (
+        lines(run)[-1]["vote_update"]
+        == update
+        == 2 * next(line["update"] for line in lines(run) if "group_changes" in line)
+    )
+
+
+@pytest.mark.parametrize("killed_after", [5, 9, 18])
+def test_an_interrupted_training_with_groups_ends_as_an_uninterrupted_one(job, new_model, monkeypatch, killed_after):
+    settings = {"threshold": 1e-9, "vote_epoch": 2, "map": "O"}
+    whole = grouped(job, new_model, "whole", **settings)
+    fit(whole)
+    kill_after(monkeypatch, grouped(job, new_model, "broken", **settings), killed_after)
+    rest = grouped(job, new_model, "broken", **settings)
+    fit(rest)
+    assert same(detached_state(whole.model), detached_state(rest.model))
+    told = [{line["update"]: line.get("centre_shift") for line in lines(one)} for one in (whole, rest)]
+    assert told[0] == told[1]
+    assert any(shift is not None for shift in told[0].values())
+
+
+def test_a_pass_over_the_training_set_changes_nothing(job, new_model, task):
+    model = new_model()
+    before, state = detached_state(model), torch.get_rng_state()
+    loss_fn, seen = frozen_loss(model, task), []
+    for batch in training_batches(model, task, job().optim, 1, "look"):
+        assert 0 < float(loss_fn(batch)) < 10
+        seen += batch["id"].tolist()
+    assert sorted(seen) == list(range(160))
+    assert same(detached_state(model), before)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(p.grad is None for p in model.parameters())

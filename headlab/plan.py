@@ -1,0 +1,86 @@
+"""What ``headlab prune`` has to train from a base, and what of it waits for what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headlab.checks import targets_of
+from headlab.config import Config
+from headlab.fairseq_plugin.modelfiles import read_layout
+from headlab.ght import GroupedStages
+from headlab.parallel import Task
+from headlab.runs import RunDir
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The models of one command.
+
+    ``updates`` after the base by target (None: as many heads as a fixed penalty leaves open), ``wanted`` the pruned
+    models (method, target), ``alone`` the models trained from random initialisation beside them (kind, target).
+    """
+
+    targets: list[int]
+    updates: dict[int | None, int]
+    wanted: list[tuple[str, int | None]]
+    control: bool
+    alone: list[tuple[str, int | None]]
+    method: str
+    base_updates: int
+
+    @classmethod
+    def of(cls, cfg: Config) -> Plan:
+        """The plan of a configuration."""
+        targets, method = targets_of(cfg), cfg.method.name
+        per_target, finetune = cfg.prune.selection_updates, cfg.prune.finetune_updates
+        updates: dict[int | None, int] = {t: per_target * (n + 1) + finetune for n, t in enumerate(targets)}
+        if method == "l0" and cfg.method.l0.penalty is not None:
+            updates = {None: per_target + finetune}
+        own: list[tuple[str, int | None]] = [(method, target) for target in updates]
+        rivals = [(rival, target) for rival, counts in cfg.prune.rivals.items() for target in counts]
+        kinds = [kind for kind in cfg.prune.controls if kind != "control"]
+        alone = [(kind, target) for target in updates for kind in kinds]
+        control = "control" in cfg.prune.controls
+        return cls(targets, updates, [*own, *rivals], control, alone, method, cfg.optim.updates)
+
+    @property
+    def kinds_alone(self) -> list[str]:
+        """The kinds of models that are trained from random initialisation."""
+        return list(dict.fromkeys(kind for kind, _ in self.alone))
+
+    def trained_alone(self, stages: GroupedStages, base: RunDir, kind: str, target: int | None) -> RunDir:
+        """The model of ``kind`` beside the pruned one, trained for as many updates as base and pruning together."""
+        pruned = stages.pruned(base, self.method, self.targets, target)
+        return stages.alone(kind, read_layout(pruned.path), self.base_updates + self.updates[target])
+
+    def training(self, stages: GroupedStages, base: RunDir) -> dict[str, Task]:
+        """Everything to train, what others wait for and what takes longest first."""
+        tasks: dict[str, Task] = {}
+        before: dict[str, tuple[str, ...]] = {}  # by method: what its next model waits for
+        for name in dict.fromkeys(name for name, _ in self.wanted):
+            if stages.trains(name) and name != "gha":
+                tasks[f"select {name}"] = Task(stages.select, (base, name, self.targets))
+                before[name] = (f"select {name}",)
+        if self.control:
+            tasks["control"] = Task(stages.control, (base, set(self.updates.values())))
+        for name, target in self.wanted:
+            own = f"{name} {target}"
+            function = _grouped if name == "gha" else _pruned
+            tasks[own] = Task(function, (stages, base, name, self.targets, target), before.get(name, ()))
+            if name == "gha":  # its models share trainings and votes
+                before[name] = (own,)
+        for kind, target in self.alone:
+            arguments = (stages, base, kind, target)
+            tasks[f"{kind} {target}"] = Task(self.trained_alone, arguments, (f"{self.method} {target}",))
+        return tasks
+
+
+def _pruned(stages: GroupedStages, base: RunDir, method: str, targets: list[int], target: int | None) -> None:
+    stages.pruned(base, method, targets, target)
+
+
+def _grouped(stages: GroupedStages, base: RunDir, method: str, targets: list[int], target: int | None) -> None:
+    stages.pruned(base, method, targets, target)
+    if target is not None:
+        stages.before(target)
+        stages.base_votes(base, target)
