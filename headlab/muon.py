@@ -4,7 +4,7 @@
     W <- W - rate * 0.2 * sqrt(longer side) * U V^T    where g = U S V^T
 
 The factor gives an update the size of one of Adam's, so that both go by one learning rate (Liu et al. 2025). U V^T is
-approximated by five steps of a Newton-Schulz iteration. torch.optim.Muon does the same one matrix after the other, in
+approximated by three steps of a Newton-Schulz iteration. torch.optim.Muon does the same one matrix after the other, in
 bfloat16 which CPUs are slow at; here all matrices of a shape are one product, in float32.
 """
 
@@ -17,13 +17,14 @@ from torch import Tensor
 
 #: Of X <- aX + (bA + cA^2)X with A = X X^T: Jordan's, which bring all singular values of 0 to 1 near 1 in a few steps.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-STEPS = 5
+STEPS = 3  # Jordan takes 5: on en_ru the valid loss was 0.03 lower after 500 updates, which took 1.1 times as long
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
     """Near U V^T of each of ``matrices`` = U S V^T; (count, rows, columns), no more rows than columns.
 
-    Singular values come out between about 0.7 and 1.2, which serves an update as well as 1 would.
+    Singular values above a thirtieth of the norm come out between about 0.7 and 1.2, which serves an update as well as
+    1 would; smaller ones come out smaller.
     """
     a, b, c = COEFFICIENTS
     x = matrices / (matrices.flatten(1).norm(dim=1)[:, None, None] + 1e-7)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from headlab import muon
 from headlab.muon import MuonAdam, orthogonal
 
 
@@ -15,11 +16,13 @@ def test_orthogonal_has_the_singular_vectors_of_its_argument_and_values_near_one
     matrices = torch.randn(5, *shape) * torch.tensor([1e-4, 0.1, 1.0, 7.0, 1e3])[:, None, None]
     matrices[:, 0] *= 3  # so that singular values differ
     found = orthogonal(matrices)
-    u, _, vh = torch.linalg.svd(matrices, full_matrices=False)
+    u, before, vh = torch.linalg.svd(matrices, full_matrices=False)
     core = u.transpose(1, 2) @ found @ vh.transpose(1, 2)
     values = core.diagonal(dim1=1, dim2=2)
-    assert values.min() > 0.6
+    large = before > before.norm(dim=1, keepdim=True) / 30
+    assert values[large].min() > 0.6
     assert values.max() < 1.3
+    assert values.min() > 0
     torch.testing.assert_close(core, torch.diag_embed(values), atol=1e-3, rtol=0)
 
 
@@ -54,7 +57,8 @@ def test_each_matrix_moves_as_by_the_equations_and_all_else_as_by_adamw():
     torch.testing.assert_close(other.detach(), twin.detach())
 
 
-def test_it_is_torchs_muon_but_for_that_ones_half_precision():
+def test_with_five_steps_it_is_torchs_muon_but_for_that_ones_half_precision(monkeypatch):
+    monkeypatch.setattr(muon, "STEPS", 5)
     torch.manual_seed(3)
     own = nn.Parameter(torch.randn(12, 20))
     theirs = nn.Parameter(own.detach().clone())
