@@ -18,7 +18,10 @@ COUNTS = 12
 
 @dataclass(frozen=True)
 class Recorded:
-    """Wall times in seconds of one experiment: its base, control, gate run, and pruned models with their scoring."""
+    """Seconds of the whole machine that one experiment took: base, control, gate run, pruned models and their scoring.
+
+    What ran side by side with its share of the threads counts for that share of its wall time.
+    """
 
     base: float
     control: float
@@ -45,13 +48,15 @@ def recorded(base: Path) -> Recorded:
     rivals = [run for run in pruned if _identity(run).get("selection") is None]
     models = [base, *of_gates, *rivals, *(point for run in control for point in sorted(run.glob("at-*")))]
     trained = [base, gates, *control, *of_gates, *rivals]
+    seconds = {run: _wall(run) * _threads(run) / _threads(base) for run in trained}
+    share = min(_threads(run) for run in trained) / _threads(base)  # scoring is side by side where training was
     return Recorded(
-        base=_wall(base),
-        control=sum(map(_wall, control)),
-        gates=_wall(gates),
-        pruned=[_wall(run) for run in of_gates],
-        scoring=[_scoring(run) for run in of_gates],
-        total=sum(map(_wall, trained)) + sum(_scoring(model) or 0.0 for model in models),
+        base=seconds[base],
+        control=sum(seconds[run] for run in control),
+        gates=seconds[gates],
+        pruned=[seconds[run] for run in of_gates],
+        scoring=[_scoring(run, share) for run in of_gates],
+        total=sum(seconds.values()) + sum(_scoring(model, share) or 0.0 for model in models),
     )
 
 
@@ -92,9 +97,17 @@ def _wall(run: Path) -> float:
     return float(read_json(run / "manifest.json")["wall_seconds"])
 
 
-def _scoring(model: Path) -> float | None:
-    """Seconds that translating, scoring and the measurement of speed took; None where it was not recorded."""
-    found = [
-        read_json(path).get("seconds") for name in ("scores", "speed") if (path := model / f"{name}.json").exists()
-    ]
-    return None if not found or None in found else float(sum(found))
+def _threads(run: Path) -> int:
+    return int(read_json(run / "manifest.json")["threads"])
+
+
+def _scoring(model: Path, share: float) -> float | None:
+    """Seconds of translating and scoring, and of measuring speed, for which a model has the machine to itself.
+
+    None where it was not recorded.
+    """
+    weights = {"scores": share, "speed": 1.0}
+    found = {name: read_json(path).get("seconds") for name in weights if (path := model / f"{name}.json").exists()}
+    if not found or None in found.values():
+        return None
+    return float(sum(weights[name] * seconds for name, seconds in found.items()))
