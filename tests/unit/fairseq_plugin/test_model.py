@@ -294,4 +294,5 @@ def test_36_of_144_heads_save_438_million_multiply_accumulates():
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             base_shape(heads).eval()(source, torch.tensor([30]), target)
         counts.append(counter.get_total_flops() / 2)
-    assert round((counts[0] - counts[1]) / 1e6) == 438
+    # printed are 1996 and 1558 million, each rounded: 438 less
+    assert (counts[0] - counts[1]) / 1e6 == pytest.approx(1996 - 1558, abs=1)
