@@ -55,6 +55,11 @@ def pruned(headlab: Headlab, results: str, *arguments: str) -> pd.Series:
     return row
 
 
+def of_target(table: pd.DataFrame, target: int) -> pd.Series:
+    """The row of the model that was pruned by vote to ``target`` heads."""
+    return table[(table.method == "gha") & (table.target == target)].iloc[0]
+
+
 @pytest.fixture(scope="module")
 def table(headlab: Headlab) -> pd.DataFrame:
     finished(headlab("train"))
@@ -83,7 +88,7 @@ def test_rows_of_groups_and_gates_stand_in_one_table(headlab, table):
 def test_the_eleventh_target_drops_the_fewest_voted_of_the_scope(headlab, table):
     layouts, votes = {}, {}
     for target in (12, 11):
-        (row,) = [row for _, row in table[(table.method == "gha") & table.target.eq(target).fillna(False)].iterrows()]
+        row = of_target(table, target)
         layouts[target] = set(Layout.parse(row.layout, 4))
         votes = {
             (layer["kind"], layer["layer"], index): sum(group[place] for group in layer["votes"])
@@ -202,7 +207,7 @@ def test_killed_in_the_constraint_and_in_the_vote_it_ends_with_the_same_model(he
     done = again.interrupt(signal.SIGTERM, reached("vote/*/identity.json"), *command)
     assert done.code == 128 + signal.SIGTERM
     finished(again(*command))
-    (row,) = [row for _, row in table[(table.method == "gha") & table.target.eq(12).fillna(False)].iterrows()]
+    row = of_target(table, 12)
     (one,) = (tmp_path / "runs" / "pruned").iterdir()
     assert (one / "model.safetensors").read_bytes() == (headlab.folder / row.run / "model.safetensors").read_bytes()
     assert Path(row.run).name == one.name
