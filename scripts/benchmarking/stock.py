@@ -16,6 +16,7 @@ from typing import Any
 
 # first: it sets up logging before any other part of fairseq is imported
 from fairseq_cli import train as fairseq_train  # isort: skip
+import hydra.version
 import torch
 from fairseq import options, tasks
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
@@ -89,10 +90,15 @@ def _schedule(optim: OptimConfig) -> list[str]:
     raise UserError(f"optim.schedule={optim.schedule}: is compared with fairseq for inverse_sqrt and linear only")
 
 
+def configuration(arguments: list[str]) -> Any:
+    """fairseq's configuration for a command line of ``fairseq-train``."""
+    hydra.version.setbase("1.1")  # fairseq calls what later versions have renamed
+    return convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), arguments))
+
+
 def built(arguments: list[str]) -> tuple[Any, Any, nn.Module]:
     """fairseq's configuration, task and freshly initialised model for a command line of ``fairseq-train``."""
-    parsed = options.parse_args_and_arch(options.get_training_parser(), arguments)
-    cfg = convert_namespace_to_omegaconf(parsed)
+    cfg = configuration(arguments)
     task = tasks.setup_task(cfg.task)
     return cfg, task, task.build_model(cfg.model)
 

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import hydra.version
 import pandas as pd
 import pytest
 from benchmarking import same
@@ -96,7 +95,6 @@ def test_a_loss_that_is_not_fairseqs_is_noticed(folder, monkeypatch, tmp_path):
     monkeypatch.chdir(folder)
     cfg = compose([*SMALL, "prune.target=1"])
     (data,) = Path("runs/data").iterdir()
-    hydra.version.setbase("1.1")  # as in a process of fairseq's own, where headlab has composed nothing
 
     def found() -> Window:
         turn = Alone()

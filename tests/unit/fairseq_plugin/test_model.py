@@ -69,6 +69,8 @@ def run(model: HeadlabTransformer) -> Tensor:
 
 
 def step_by_step(model: HeadlabTransformer, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
+    """One position at a time; what stands in for padding, which comes last, does not matter to the rest."""
+    target = target.masked_fill(target == PAD, EOS)
     with torch.no_grad():
         encoded = model.encoder(source, lengths)
         state: dict = {}

@@ -80,7 +80,8 @@ def test_it_finds_what_fairseqs_generator_finds(name, beam, lenpen):
         sample = {"net_input": {"src_tokens": alone, "src_lengths": lengths[row : row + 1]}}
         expected = theirs.generate([twin], sample)[0][0]["tokens"]
         assert own.tolist() == expected[:-1].tolist(), row
-    assert len({len(own) for own in found}) > 2  # sentences were done at different times
+    if name == "half":  # sentences of this model are done at different times
+        assert len({len(own) for own in found}) > 2
 
 
 def test_no_translation_is_longer_than_its_own_limit():

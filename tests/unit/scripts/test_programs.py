@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 from benchmarking.padding import Padding, padding
 from benchmarking.same import Compared, check_losses, compared, differing
-from benchmarking.stock import _hypotheses, train_arguments
-from fairseq import options
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from benchmarking.stock import _hypotheses, configuration, train_arguments
 
 from headlab.config import Config, DataConfig, ModelConfig, OptimConfig
 from headlab.errors import RunError, UserError
@@ -21,8 +19,7 @@ def config(**optim) -> Config:
 
 
 def test_fairseq_gets_headlabs_settings(tmp_path) -> None:
-    arguments = train_arguments(config(), tmp_path, "cpu", tmp_path)
-    cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), arguments))
+    cfg = configuration(train_arguments(config(), tmp_path, "cpu", tmp_path))
     model = cfg.model
     assert (model.encoder_layers, model.decoder_layers, model.encoder_attention_heads) == (2, 3, 4)
     assert (model.decoder_embed_dim, model.encoder_ffn_embed_dim, model.encoder_normalize_before) == (32, 40, True)
