@@ -123,6 +123,9 @@ def check(cfg: Config, verb: str, bad: set[str]) -> list[Problem]:
             found.append((f"{group}.warmup", f"{group}.warmup=0: schedule inverse_sqrt needs at least 1"))
     if known("machine") and cfg.machine.precision == "fp16" and cfg.machine.device == "cpu":
         found.append(("machine.precision", "machine.precision=fp16: needs a GPU; on device=cpu take fp32 or bf16"))
+    if known("machine") and cfg.machine.devices > 1 and (cfg.machine.jobs or 1) > 1:
+        text = f"goes with one device a run only; set machine.jobs=1 or machine.devices=1 (now {cfg.machine.devices})"
+        found.append(("machine.jobs", f"machine.jobs={cfg.machine.jobs}: {text}"))
     if verb == "train" and cfg.base is not None:
         found.append(("base", f"base={cfg.base}: train makes a base model; to prune this one: headlab prune --base"))
     if known("experiment", "method.name", "method.l0.penalty", "prune.target", "prune.targets"):

@@ -17,7 +17,7 @@ from torch import Tensor
 
 #: Of X <- aX + (bA + cA^2)X with A = X X^T: Jordan's, which bring all singular values of 0 to 1 near 1 in a few steps.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-STEPS = 3  # Jordan takes 5: on en_ru the valid loss was 0.03 lower after 500 updates, which took 1.1 times as long
+STEPS = 3  # Jordan takes 5: with them the valid loss on en_ru was 0.03 nats lower after 500 updates
 
 
 def orthogonal(matrices: Tensor) -> Tensor:

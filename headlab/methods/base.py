@@ -21,7 +21,6 @@ class Method(ABC):
     """
 
     name: ClassVar[str]
-    default_scope: ClassVar[tuple[str, ...]] = ("enc-self",)
     trains: ClassVar[bool] = False  # whether scores come from training with loss()
     watches: ClassVar[bool] = False  # whether it looks at the valid set when an epoch ends: epoch_ended()
     learning_rate: float = 0.0  # of the method's own parameters, marked ``param_group = "gates"``

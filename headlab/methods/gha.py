@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headlab.attention.heads import KINDS, Head, Layout
+from headlab.attention.heads import Head, Layout
 from headlab.attention.layer import HeadAttention, attention_layers
 from headlab.config import GhaConfig
 from headlab.methods.base import Method
@@ -51,7 +51,6 @@ class GHA(Method):
     """
 
     name = "gha"
-    default_scope = KINDS
     trains = True
     watches = True
     #: How many batches of the valid set the structure of the groups is measured on when an epoch ends.

@@ -135,6 +135,7 @@ def test_text_is_taken_as_it_stands(tmp_path: Path) -> None:
         (["prune.target=4", "optim.schedule=inverse_sqrt", "optim.warmup=0"], "inverse_sqrt needs at least 1"),
         (["prune.target=4", "machine.precision=fp8"], "choose from auto, fp32, bf16, fp16"),
         (["prune.target=4", "machine.precision=fp16", "machine.device=cpu"], "needs a GPU"),
+        (["prune.target=4", "machine.devices=2", "machine.jobs=3"], "machine.jobs=3: goes with one device a run only"),
         (["prune.target=4", "results=a/b"], "results=a/b: has to be a name"),
         (["prune.target=4", "keep_checkpoints=maybe"], "expected true or false"),
         (["prune.target=4", "optim.lr=[1"], "optim.lr=[1: expected a number"),
