@@ -16,6 +16,7 @@ Problem = tuple[str, str]
 CHOICES = {
     "data.source": ("package", "files"),
     "model.norm": ("pre", "post"),
+    "model.residual_init": ("glorot", "zero"),
     "optim.algorithm": ("adam", "muon"),
     "optim.schedule": ("inverse_sqrt", "constant", "cosine", "linear"),
     "optim.average_rule": ("last", "best"),
@@ -54,7 +55,8 @@ RANGES: list[tuple[str, Callable[[float], bool], str]] = [
     (
         "more than 0",
         lambda v: v > 0,
-        "optim.lr optim.eps prune.lr method.l0.penalty method.l0.lr method.l0.temperature method.gha.threshold",
+        "optim.lr optim.adam_factor optim.eps prune.lr "
+        "method.l0.penalty method.l0.lr method.l0.temperature method.gha.threshold",
     ),
     (
         "at least 0 and less than 1",

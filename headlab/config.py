@@ -48,6 +48,7 @@ class ModelConfig:
     attention_dropout: float = 0.1
     activation_dropout: float = 0.1
     norm: str = "pre"  # pre | post
+    residual_init: str = "glorot"  # glorot | zero: of a sublayer's last matrix, so that it starts as the identity
     share_all_embeddings: bool = False
 
 
@@ -58,6 +59,7 @@ class OptimConfig:
     name: str = MISSING
     updates: int = MISSING
     algorithm: str = "adam"  # adam | muon: Muon for the matrices of the layers, Adam for all else
+    adam_factor: float = 1.0  # with muon, the rate of what Adam updates, as a multiple of lr
     batch_tokens: int = 2048  # most tokens of a batch on either side, padding counted
     update_freq: int = 1
     lr: float = MISSING
@@ -150,7 +152,7 @@ class ScoreConfig:
     """Decoding and measuring: one setting for every row of a table."""
 
     beam: int = 4
-    lenpen: float = 0.6
+    lenpen: float = 1.0
     batch_sentences: int = 128
     bootstrap: int = 1000
     speed_sentences: int = 200

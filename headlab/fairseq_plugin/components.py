@@ -119,6 +119,7 @@ class AdamConfig(FairseqDataclass):
     """Adam with decoupled weight decay; gates have a rate of their own and no decay."""
 
     algorithm: str = "adam"
+    adam_factor: float = 1.0
     beta1: float = 0.9
     beta2: float = 0.98
     eps: float = 1e-9
@@ -131,21 +132,23 @@ class AdamConfig(FairseqDataclass):
 class GroupedAdam(FairseqOptimizer):
     """torch's fused AdamW over weights, and over parameters marked ``param_group = "gates"`` with a rate of their own.
 
-    With ``algorithm=muon`` those marked ``param_group = "matrices"`` are updated by Muon instead.
+    With ``algorithm=muon`` those marked ``param_group = "matrices"`` are updated by Muon instead, and all
+    other weights have ``adam_factor`` times the rate.
     """
 
     def __init__(self, cfg: AdamConfig, params: list[nn.Parameter]) -> None:
         super().__init__(cfg)
+        muon = cfg.algorithm == "muon"
         sorts: dict[str, list[nn.Parameter]] = {"weights": [], "matrices": [], "gates": []}
         for parameter in params:
             sort = getattr(parameter, "param_group", "weights")
-            if sort == "matrices" and cfg.algorithm != "muon":
+            if sort == "matrices" and not muon:
                 sort = "weights"
             if parameter.numel():
                 sorts[sort].append(parameter)
         settings: dict[str, dict[str, Any]] = {
-            "weights": {"weight_decay": cfg.weight_decay},
-            "matrices": {"weight_decay": cfg.weight_decay, "muon": True},
+            "weights": {"weight_decay": cfg.weight_decay, "factor": cfg.adam_factor if muon else 1.0},
+            "matrices": {"weight_decay": cfg.weight_decay, "factor": 1.0, "muon": True},
             "gates": {"weight_decay": 0.0, "fixed_lr": cfg.gate_lr},
         }
         groups: list[dict[str, Any]] = [{"params": found, **settings[sort]} for sort, found in sorts.items() if found]
@@ -159,7 +162,7 @@ class GroupedAdam(FairseqOptimizer):
     def set_lr(self, lr: float) -> None:
         """Set the rate of the weights; gates keep theirs."""
         for group in self.param_groups:
-            group["lr"] = group.get("fixed_lr", lr)
+            group["lr"] = group["fixed_lr"] if "fixed_lr" in group else lr * group["factor"]
 
     @property
     def supports_flat_params(self) -> bool:

@@ -149,6 +149,13 @@ def build_model(
         for name, child in list(module.named_children()):
             if isinstance(child, FairseqDropout):
                 setattr(module, name, Dropout(child.p))
+    if model.residual_init == "zero":
+        for layer in (*built.encoder.layers, *built.decoder.layers):
+            for module in layer.modules():
+                if isinstance(module, HeadAttention):
+                    nn.init.zeros_(module.out_proj.weight)
+            nn.init.zeros_(layer.fc2.weight)
+            nn.init.zeros_(layer.fc2.bias)
     if layout is not None:
         remove_heads(built, layout)
     return built

@@ -81,6 +81,7 @@ def fairseq_config(
     cfg = OmegaConf.structured(FairseqConfig)
     adam = AdamConfig(
         algorithm=optim.algorithm,
+        adam_factor=optim.adam_factor,
         beta1=optim.beta1,
         beta2=optim.beta2,
         eps=optim.eps,

@@ -197,6 +197,21 @@ def test_weights_move_as_with_torchs_adamw():
     torch.testing.assert_close(own.detach(), other.detach())
 
 
+def test_beside_muon_adam_has_a_rate_of_its_own():
+    moved = {}
+    for algorithm, factor in (("muon", 1.0), ("muon", 3.0), ("adam", 3.0)):
+        bias, matrix = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2, 2))
+        matrix.param_group = "matrices"
+        optimizer = GroupedAdam(AdamConfig(algorithm=algorithm, adam_factor=factor, lr=[0.0]), [bias, matrix])
+        optimizer.set_lr(0.01)
+        bias.grad, matrix.grad = torch.ones(2), torch.eye(2)
+        optimizer.step()
+        moved[algorithm, factor] = -bias.detach(), -matrix.detach()
+    for case, rate in ((("muon", 1.0), 0.01), (("muon", 3.0), 0.03), (("adam", 3.0), 0.01)):
+        torch.testing.assert_close(moved[case][0], torch.full((2,), rate))  # the first step of Adam is the rate itself
+    assert torch.equal(moved["muon", 1.0][1], moved["muon", 3.0][1])
+
+
 def test_parameters_of_layers_without_heads_do_no_harm():
     empty, gate, weight = nn.Parameter(torch.empty(0, 3)), marked([]), nn.Parameter(torch.ones(1))
     adam = GroupedAdam(AdamConfig(gate_lr=0.1, lr=[0.1]), [empty, gate, weight])

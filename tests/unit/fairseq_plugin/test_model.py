@@ -203,6 +203,21 @@ def test_a_model_is_the_same_for_the_same_seed():
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
+def test_zeroed_sublayers_start_as_identities():
+    """What comes out is the embedding, normalised and compared with every word: no layer adds anything."""
+    torch.manual_seed(4)
+    model = build_model(shape_of(residual_init="zero"), dictionary(20), dictionary(30)).eval()
+    source, lengths, target = batch()
+    decoder = model.decoder
+    with torch.no_grad():
+        places = decoder.embed_positions(target)
+        embedded = decoder.layer_norm(decoder.embed_tokens(target) * 32**0.5 + places)
+        expected = embedded @ decoder.embed_tokens.weight.t()
+        assert (model(source, lengths, target)[0] - expected).abs().max() < 1e-5
+    decoder.layers[2].fc2.weight.data.normal_()
+    assert (run(model) - expected).abs().max() > 0.1
+
+
 def test_states_hold_each_tensor_once_and_are_copies():
     model = random_model()
     state = detached_state(model)
