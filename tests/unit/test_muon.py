@@ -59,7 +59,7 @@ def test_each_matrix_moves_as_by_the_equations_and_all_else_as_by_adamw():
 
 
 def test_each_step_is_the_best_polynomial_for_what_the_one_before_leaves():
-    """Chebyshev: the error of the best of three terms takes its largest size at four places, in turn above and below."""
+    """Chebyshev: the error of the best of three terms is largest at four places, in turn above and below."""
     low, high = 0.01, 1.0
     for a, b, c in muon.COEFFICIENTS:
         s = np.geomspace(low, high, 200_001)
