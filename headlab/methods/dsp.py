@@ -169,7 +169,7 @@ class DSP(Method):
 
     def scores(self) -> dict[Head, float]:
         """w of every head."""
-        return {head: float(w) for head, w in zip(self.heads(), self.weights(), strict=True)}
+        return dict(zip(self.heads(), self.weights().tolist(), strict=True))
 
     def undecided(self) -> float:
         """How many of the heads of a draw are not among those that would be kept, on average."""

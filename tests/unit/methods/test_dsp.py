@@ -179,7 +179,7 @@ def test_all_layers_share_one_draw_in_each_forward_pass(model):
     orders = [(0, 1, 2, 3), (3, 1, 0, 2), (2, 3, 0, 1)]
     passes = [torch.cat([method.gates[place]() for place in order]) for order in orders]
     for mask in passes:
-        assert float(mask.sum()) == pytest.approx(6, abs=1e-5)
+        assert float(mask.detach().sum()) == pytest.approx(6, abs=1e-5)
     torch.manual_seed(1)
     again = [method.draw() for _ in orders]
     for mask, order, drawn in zip(passes, orders, again, strict=True):
@@ -212,7 +212,8 @@ def test_masks_are_float32_under_bf16_autocast(model):
 
 def test_in_evaluation_exactly_the_k_largest_weights_count_and_they_are_kept(model):
     w = [0.5, 2.0, 0.5, -1.0] * 4  # ties: the earlier head first
-    method = dsp(model.eval(), w, 6)
+    method = dsp(model, w, 6)
+    model.eval()
     mask = torch.cat([gate() for gate in method.gates])
     wanted = [Head("enc-self", 0, 0), *(Head(k, n, 1) for k, n in LAYERS), Head("enc-self", 0, 2)]
     assert [head for head, m in zip(method.heads(), mask.tolist(), strict=True) if m] == sorted(
@@ -260,19 +261,19 @@ def test_layers_without_heads_and_targets_without_heads(model):
     method = DSP(DspConfig(), 1)
     method.attach(model, KINDS)
     assert list(map(str, method.scores())) == ["enc-self.1.2", "enc-dec.0.1"]
-    assert float(sum(gate().sum() for gate in method.gates)) == pytest.approx(1)
+    assert sum(gate().sum().item() for gate in method.gates) == pytest.approx(1)
     with pytest.raises(ValueError, match="no subset of 3 heads among the 2"):
         DSP(DspConfig(), 3).attach(model, KINDS)
 
 
-@pytest.mark.parametrize("relaxation", ["soft", "straight_through", "identity"])
+@pytest.mark.parametrize("relaxation", ["soft", "straight_through"])
 def test_the_heads_that_save_most_loss_are_found(relaxation):
     torch.manual_seed(2)
     model = nn.ModuleList([HeadAttention("enc-self", 16, 8) for _ in range(3)])
     for number, layer in enumerate(model):
         layer.layer = number
     worth = torch.logspace(-3, 0, 24)[torch.randperm(24)]
-    method = DSP(DspConfig(relaxation=relaxation), 6)
+    method = DSP(DspConfig(relaxation=relaxation, start=1.0), 6)
     method.attach(model.train(), ["enc-self"])
     optimizer = torch.optim.Adam([gate.w for gate in method.gates], lr=method.learning_rate, betas=(0.9, 0.98))
     for update in range(150):
