@@ -34,6 +34,7 @@ from headlab.fairseq_plugin.training import Job, Span, fit
 from headlab.lite import as_small_as
 from headlab.measure import Spent, run_of
 from headlab.methods.base import Method
+from headlab.methods.dsp import DSP
 from headlab.methods.l0 import L0
 from headlab.methods.random import Random
 from headlab.progress import say
@@ -130,6 +131,8 @@ class Stages:
             if started is not None:
                 model, task, _ = self._from_base(base)
                 chosen = self._method(method, targets)
+                if chosen.freezes:
+                    model.requires_grad_(False)
                 chosen.attach(model, scope_of(self.cfg))
                 branches = range(per_target, stop + 1, per_target)
                 self._fit(run, model, task, optim, Span(0, stop), branches, chosen)
@@ -138,6 +141,18 @@ class Stages:
                 write_json(run / "scores.json", {str(head): score for head, score in chosen.scores().items()})
                 self._finish(run, started, {"base": base / "model.safetensors"}, keep=("states",))
         return run
+
+    def _selection(self, base: RunDir, method: str, targets: list[int], target: int | None) -> RunDir:
+        """The selection run that ``target`` branches off.
+
+        It passes through all targets, or is one for this target alone, with as many updates as the other would have
+        had by then, so that methods are compared at equal updates.
+        """
+        if target is None or self.chains(method):
+            return self.select(base, method, targets)
+        updates = self.cfg.prune.selection_updates * (targets.index(target) + 1)
+        prune = replace(self.cfg.prune, target=target, targets=None, selection_updates=updates)
+        return replace(self, cfg=replace(self.cfg, prune=prune)).select(base, method, [target])
 
     def pruned(self, base: RunDir, method: str, targets: list[int], target: int | None) -> RunDir:
         """The model with exactly ``target`` heads of the scope left (None: as many as the gates leave open).
@@ -151,7 +166,7 @@ class Stages:
         stop = branch + prune.finetune_updates
         optim = identities.continuation(self.cfg, stop)
         trains = self._method(method, targets).trains
-        selection = self.select(base, method, targets) if trains else None
+        selection = self._selection(base, method, targets, target) if trains else None
         identity = self._continuation(
             "pruned", base, optim, method=method, settings=self._method_settings(method), target=target,
             selection=selection.path.name if selection is not None else None, branch=branch, stop=stop,
@@ -161,7 +176,7 @@ class Stages:
         with self._making(run, identity) as started:
             if started is not None:
                 model, task, corpus = self._from_base(base)
-                chosen = self._method(method, targets)
+                chosen = self._method(method, [] if target is None else [target])
                 chosen.attach(model, scope_of(cfg))
                 inputs = {"base": base / "model.safetensors"}
                 if selection is not None:
@@ -199,6 +214,10 @@ class Stages:
         """Whether ``method`` spends updates on selecting heads."""
         return self._method(method, []).trains
 
+    def chains(self, method: str) -> bool:
+        """Whether one selection of ``method`` serves all targets."""
+        return self._method(method, []).chain
+
     def seconds(self, run: Path) -> float:
         """Wall time of the finished run that a model folder belongs to."""
         return float(read_json(run_of(run) / "manifest.json")["wall_seconds"])
@@ -210,13 +229,16 @@ class Stages:
         seconds = self.seconds(base.path) + self.seconds(run.path)
         if not self.trains(method):
             return Spent(0, branch + finetune, seconds)
-        share = branch / (per_target * max(len(targets), 1))
-        return Spent(branch, finetune, seconds + self.seconds(self.select(base, method, targets).path) * share)
+        share = branch / (per_target * max(len(targets), 1)) if self.chains(method) else 1.0
+        selection = self._selection(base, method, targets, target)
+        return Spent(branch, finetune, seconds + self.seconds(selection.path) * share)
 
     def _method(self, method: str, targets: list[int]) -> Method:
         if method == "random":
             seed = self.cfg.method.random.seed
             return Random(self.cfg.seed if seed is None else seed)
+        if method == "dsp":
+            return DSP(self.cfg.method.dsp, targets[-1] if targets else 0)
         return L0(self.cfg.method.l0, targets, self.cfg.prune.selection_updates)
 
     @property
