@@ -13,13 +13,15 @@ from headlab.errors import UserError
 #: One error: the key it is about and the line to show.
 Problem = tuple[str, str]
 
+METHODS = ("l0", "gha", "gradient", "confidence", "lrp", "magnitude", "leave-one-out", "random")
+
 CHOICES = {
     "data.source": ("package", "files"),
     "model.norm": ("pre", "post"),
     "optim.algorithm": ("adam", "muon"),
     "optim.schedule": ("inverse_sqrt", "constant", "cosine", "linear"),
     "optim.average_rule": ("last", "best"),
-    "method.name": ("l0", "gha", "random"),
+    "method.name": METHODS,
     "method.l0.init": ("open", "paper"),
     "method.l0.fold": ("one", "gate"),
     "method.gha.map": ("V", "A", "O"),
@@ -27,6 +29,8 @@ CHOICES = {
     "method.gha.start": ("random", "base"),
     "method.gha.constraint": ("first", "second", "both", "none"),
     "method.gha.vote": ("per_group", "per_layer", "random_members", "random_heads"),
+    "method.gradient.per": ("example", "batch"),
+    "method.lrp.rule": ("as_released", "paper"),
     "prune.schedule": ("inverse_sqrt", "constant"),
     "machine.device": ("auto", "cpu", "cuda"),
     "machine.precision": ("auto", "fp32", "bf16", "fp16"),
@@ -41,7 +45,7 @@ RANGES: list[tuple[str, Callable[[float], bool], str]] = [
         "model.encoder_layers model.decoder_layers model.heads model.dim model.ffn "
         "optim.updates optim.batch_tokens optim.update_freq optim.validate_every optim.checkpoint_every "
         "optim.log_every optim.average optim.average_every "
-        "prune.selection_updates prune.batch_tokens method.gha.groups method.gha.vote_groups "
+        "prune.selection_updates prune.batch_tokens method.gha.groups method.gha.vote_groups method.gradient.rounds "
         "score.beam score.batch_sentences score.bootstrap score.speed_sentences score.speed_rounds "
         "machine.threads machine.devices machine.jobs",
     ),
@@ -54,7 +58,8 @@ RANGES: list[tuple[str, Callable[[float], bool], str]] = [
     (
         "more than 0",
         lambda v: v > 0,
-        "optim.lr optim.eps prune.lr method.l0.penalty method.l0.lr method.l0.temperature method.gha.threshold",
+        "optim.lr optim.eps prune.lr method.l0.penalty method.l0.lr method.l0.temperature method.gha.threshold "
+        "method.lrp.eps",
     ),
     (
         "at least 0 and less than 1",

@@ -119,13 +119,32 @@ class RandomConfig:
 
 
 @dataclass
+class GradientConfig:
+    """Gradients with respect to a mask on the heads (Michel et al. 2019)."""
+
+    per: str = "example"  # example (paper) | batch: what the absolute value is taken of
+    normalise: bool = True  # by the L2 norm of each layer
+    rounds: int = 1  # 10: a tenth of the heads at a time, scored anew after each
+
+
+@dataclass
+class LrpConfig:
+    """Layer-wise relevance propagation from the top-1 logit (Voita et al. 2019)."""
+
+    rule: str = "as_released"  # as_released | paper
+    eps: float = 1e-5  # keeps denominators off 0
+
+
+@dataclass
 class MethodConfig:
     """Which method scores the heads, and its settings."""
 
-    name: str = "l0"  # l0 | gha | random
+    name: str = "l0"  # one of headlab.checks.METHODS
     l0: L0Config = field(default_factory=L0Config)
     gha: GhaConfig = field(default_factory=GhaConfig)
     random: RandomConfig = field(default_factory=RandomConfig)
+    gradient: GradientConfig = field(default_factory=GradientConfig)
+    lrp: LrpConfig = field(default_factory=LrpConfig)
 
 
 @dataclass
@@ -143,6 +162,7 @@ class PruneConfig:
     schedule: str = "inverse_sqrt"  # inverse_sqrt | constant: one curve for all targets, whenever they branch off
     controls: list[str] = field(default_factory=lambda: ["control"])  # control | scratch | lite1 | lite2
     rivals: dict[str, list[int]] = field(default_factory=dict)  # method -> targets, on equal updates
+    untuned: bool = False  # a row of every pruned model before its fine-tuning too; costs its translations
 
 
 @dataclass

@@ -25,6 +25,7 @@ from headlab.plan import Plan
 from headlab.progress import Progress, console, say
 from headlab.report import make_report
 from headlab.report.heads import HeadRow, heads_of, write_heads
+from headlab.report.orders import HeadScore, head_scores, write_scores
 from headlab.report.rows import Row, write_rows
 from headlab.runs import RunDir, manifest, read_json, write_json
 from headlab.stages import Stages
@@ -65,18 +66,21 @@ def prune(cfg: Config) -> None:
 
     control = stages.control(base, set(plan.updates.values())) if plan.control else {}
     runs = {(name, target): stages.pruned(base, name, plan.targets, target) for name, target in plan.wanted}
+    untuned = {key: stages.untuned(base, key[0], plan.targets, key[1]) for key in runs} if plan.untuned else {}
     grouped = {key: ght for key in runs if key[0] == "gha" and (ght := stages.before(key[1])) is not None}
     alone = {key: plan.trained_alone(stages, base, *key) for key in plan.alone}
     models = [base, *runs.values(), *grouped.values(), *alone.values()]
     folders = list(dict.fromkeys([*(run.path for run in models), *control.values()]))
     measure = Measure(cfg, machine, stages.data(), base)
     scoring = replace(measure, machine=stages.machine)
-    parallel.run({f"scoring {folder}": Task(scoring.scores, (folder,)) for folder in folders}, side_by_side)
+    translated = [*folders, *(run.path for run in untuned.values())]  # whose speed is that of the tuned ones
+    parallel.run({f"scoring {folder}": Task(scoring.scores, (folder,)) for folder in translated}, side_by_side)
     measure.speeds(folders)
 
     base_seconds = stages.seconds(base.path)
     rows = [measure.row(base.path, "none", "base", None, Spent(seconds=base_seconds))]
     votes: list[HeadRow] = []
+    orders: list[HeadScore] = []
     for updates, folder in sorted(control.items()):
         seconds = base_seconds + stages.seconds(folder.parent) * updates / max(control)
         rows.append(measure.row(folder, "none", f"control-u{updates}", None, Spent(finetune=updates, seconds=seconds)))
@@ -88,15 +92,22 @@ def prune(cfg: Config) -> None:
             spent = Spent(seconds=stages.seconds(ght.path))
             rows.append(measure.row(ght.path, name, label, None, spent, base.path, "base"))
         spent = stages.spent(base, name, plan.targets, target, run)
-        rows.append(measure.row(run.path, name, stages.variant(name, target), target, spent, *against))
+        tuned = measure.row(run.path, name, stages.variant(name, target), target, spent, *against)
+        rows.append(tuned)
+        orders += head_scores(tuned, stages.scores(name, run), stages.passes(run), stages.trains(name))
+        if (name, target) in untuned:
+            cut, label = untuned[name, target], stages.variant(name, target, tuned=False)
+            spent = stages.spent(base, name, plan.targets, target, cut, tuned=False)
+            rows.append(measure.row(cut.path, name, label, target, spent, base.path, "base"))
         if name == "gha" and target is not None:
-            votes += heads_of(rows[-1], target, read_json(run / "votes.json"))
+            votes += heads_of(tuned, target, read_json(run / "votes.json"))
             votes += heads_of(rows[0], target, read_json(stages.base_votes(base, target) / "votes.json"))
         kept = read_layout(run.path).count(scope_of(cfg))
         for kind in plan.kinds_alone if name == cfg.method.name else ():
             other = alone[kind, target].path
             spent = Spent(0, updates, stages.seconds(other))
             rows.append(measure.row(other, "none", kind, kept, spent, *against))
+    write_scores(_folder(cfg), orders)
     if votes:
         write_heads(_folder(cfg), votes)
     _record(cfg, rows, started, machine, {"base": base / "model.safetensors"})
