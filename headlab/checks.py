@@ -13,7 +13,7 @@ from headlab.errors import UserError
 #: One error: the key it is about and the line to show.
 Problem = tuple[str, str]
 
-METHODS = ("l0", "gha", "gradient", "confidence", "lrp", "magnitude", "leave-one-out", "random")
+METHODS = ("l0", "gha", "dsp", "gradient", "confidence", "lrp", "magnitude", "leave-one-out", "random")
 
 CHOICES = {
     "data.source": ("package", "files"),
@@ -31,6 +31,8 @@ CHOICES = {
     "method.gha.vote": ("per_group", "per_layer", "random_members", "random_heads"),
     "method.gradient.per": ("example", "batch"),
     "method.lrp.rule": ("as_released", "paper"),
+    "method.dsp.relaxation": ("soft", "straight_through", "identity"),
+    "method.dsp.mode": ("joint", "pipelined"),
     "prune.schedule": ("inverse_sqrt", "constant"),
     "machine.device": ("auto", "cpu", "cuda"),
     "machine.precision": ("auto", "fp32", "bf16", "fp16"),
@@ -59,7 +61,7 @@ RANGES: list[tuple[str, Callable[[float], bool], str]] = [
         "more than 0",
         lambda v: v > 0,
         "optim.lr optim.eps prune.lr method.l0.penalty method.l0.lr method.l0.temperature method.gha.threshold "
-        "method.lrp.eps",
+        "method.dsp.lr method.lrp.eps",
     ),
     (
         "at least 0 and less than 1",
@@ -67,6 +69,8 @@ RANGES: list[tuple[str, Callable[[float], bool], str]] = [
         "model.dropout model.attention_dropout model.activation_dropout optim.beta1 optim.beta2 optim.label_smoothing",
     ),
     ("from 0 to 1", lambda v: 0 <= v <= 1, "optim.final_lr"),
+    ("more than 0 and at most 1", lambda v: 0 < v <= 1, "method.dsp.cooldown"),
+    ("from 1e-08 to 1000000", lambda v: 1e-8 <= v <= 1e6, "method.dsp.start method.dsp.end"),
     ("less than 0", lambda v: v < 0, "method.l0.low"),
     ("more than 1", lambda v: v > 1, "method.l0.high"),
     ("more than 0 and less than 0.5", lambda v: 0 < v < 0.5, "method.l0.eps"),
@@ -81,7 +85,7 @@ def scope_of(cfg: Config) -> tuple[str, ...]:
     """The kinds of attention that may lose heads: ``prune.scope``, or what the method prunes by default."""
     if cfg.prune.scope is not None:
         return check_scope(cfg.prune.scope)
-    return KINDS if cfg.method.name == "gha" else ("enc-self",)
+    return KINDS if cfg.method.name in ("gha", "dsp") else ("enc-self",)
 
 
 def heads_in_scope(cfg: Config) -> int:
@@ -131,6 +135,9 @@ def check(cfg: Config, verb: str, bad: set[str]) -> list[Problem]:
     if known("machine") and cfg.machine.devices > 1 and (cfg.machine.jobs or 1) > 1:
         text = f"goes with one device a run only; set machine.jobs=1 or machine.devices=1 (now {cfg.machine.devices})"
         found.append(("machine.jobs", f"machine.jobs={cfg.machine.jobs}: {text}"))
+    if known("method.dsp.start", "method.dsp.end") and cfg.method.dsp.end > cfg.method.dsp.start:
+        text = f"has to be at most method.dsp.start={cfg.method.dsp.start}: the temperature falls"
+        found.append(("method.dsp.end", f"method.dsp.end={cfg.method.dsp.end}: {text}"))
     if verb == "train" and cfg.base is not None:
         found.append(("base", f"base={cfg.base}: train makes a base model; to prune this one: headlab prune --base"))
     if known("experiment", "method.name", "method.l0.penalty", "prune.target", "prune.targets"):

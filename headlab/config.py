@@ -112,6 +112,18 @@ class GhaConfig:
 
 
 @dataclass
+class DspConfig:
+    """Differentiable subset pruning (Li, Cotterell & Sachan 2021); lr and temperatures of their IWSLT setting."""
+
+    relaxation: str = "soft"  # soft | straight_through | identity: straight-through as in the released code
+    mode: str = "joint"  # joint | pipelined: the model is frozen while heads are selected
+    lr: float = 0.2  # of the weights of heads
+    start: float = 0.1  # temperature, falling geometrically ...
+    end: float = 1e-8
+    cooldown: float = 0.7  # ... over this share of the selection's updates
+
+
+@dataclass
 class RandomConfig:
     """A seeded random order of the heads; the rival every learned method has to beat."""
 
@@ -142,6 +154,7 @@ class MethodConfig:
     name: str = "l0"  # one of headlab.checks.METHODS
     l0: L0Config = field(default_factory=L0Config)
     gha: GhaConfig = field(default_factory=GhaConfig)
+    dsp: DspConfig = field(default_factory=DspConfig)
     random: RandomConfig = field(default_factory=RandomConfig)
     gradient: GradientConfig = field(default_factory=GradientConfig)
     lrp: LrpConfig = field(default_factory=LrpConfig)

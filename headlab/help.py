@@ -87,8 +87,8 @@ it against an unpruned control of equal updates and write rows, tables and figur
   --target N          heads to keep within the scope, or
   --targets N,N,...   several counts in one run, or
   --penalty X         method l0 with a fixed penalty: the number of heads is what comes out
-  --method NAME       how heads get their scores: l0 (default), gha or random
-  --scope KIND,...    which heads may go: enc-self (default; of gha all), dec-self, enc-dec
+  --method NAME       how heads get their scores: l0 (default), gha, dsp or random
+  --scope KIND,...    which heads may go: enc-self (default; of gha and dsp all), dec-self, enc-dec
   --controls C,...    models to compare with: control (default), scratch, lite1, lite2
   --base RUN          start from the base of this run directory instead of training one
   --experiment NAME   a whole setting that fills results/NAME: en_ru, ght, smoke, ...

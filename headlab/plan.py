@@ -59,7 +59,7 @@ class Plan:
         tasks: dict[str, Task] = {}
         before: dict[str, tuple[str, ...]] = {}  # by method: what its next model waits for
         for name in dict.fromkeys(name for name, _ in self.wanted):
-            if stages.trains(name) and name != "gha":
+            if stages.chains(name):
                 tasks[f"select {name}"] = Task(stages.select, (base, name, self.targets))
                 before[name] = (f"select {name}",)
             elif stages.looks(name):

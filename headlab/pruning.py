@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -89,11 +89,12 @@ class PruningStages(Stages):
         """What the pruned model in ``run`` cost beyond updates of the base, and in seconds with them."""
         finetune, branch = self.cfg.prune.finetune_updates if tuned else 0, self._branch(targets, target)
         seconds = self.seconds(base.path) + self.seconds(run.path)
-        source = self._source(base, method, targets)
+        source = self._source(base, method, targets, target)
         if source is None or not self.trains(method):
             looked = 0.0 if source is None else self.seconds(source.path)
             return Spent(0, branch + finetune if tuned else 0, seconds + looked)
-        share = branch / (self.cfg.prune.selection_updates * max(len(targets), 1))
+        whole = self.cfg.prune.selection_updates * max(len(targets), 1)
+        share = branch / whole if self.chains(method) else 1.0
         return Spent(branch, finetune, seconds + self.seconds(source.path) * share)
 
     def scores(self, method: str, run: RunDir) -> dict[str, float]:
@@ -114,10 +115,21 @@ class PruningStages(Stages):
         """After how many updates the selection has reached ``target``."""
         return self.cfg.prune.selection_updates * (targets.index(target) + 1 if target is not None else 1)
 
-    def _source(self, base: RunDir, method: str, targets: list[int]) -> RunDir | None:
+    def _selection(self, base: RunDir, method: str, targets: list[int], target: int | None) -> RunDir:
+        """The selection run that ``target`` branches off.
+
+        It passes through all targets, or is one for this target alone, with as many updates as the other would have
+        had by then, so that methods are compared at equal updates.
+        """
+        if target is None or self.chains(method):
+            return self.select(base, method, targets)
+        prune = replace(self.cfg.prune, target=target, targets=None, selection_updates=self._branch(targets, target))
+        return replace(self, cfg=replace(self.cfg, prune=prune)).select(base, method, [target])
+
+    def _source(self, base: RunDir, method: str, targets: list[int], target: int | None) -> RunDir | None:
         """The run that knows what ``method`` says about heads; None where the weights of ``base`` do."""
         if self.trains(method):
-            return self.select(base, method, targets)
+            return self._selection(base, method, targets, target)
         return self.score(base, method) if self.looks(method) else None
 
     def _after(
@@ -125,7 +137,7 @@ class PruningStages(Stages):
         **parts: Any,
     ) -> tuple[RunDir, dict[str, Any]]:  # fmt: skip
         """The run of a model whose heads are removed, and its identity."""
-        source = self._source(base, method, targets)
+        source = self._source(base, method, targets, target)
         identity = self._continuation(
             stage, base, optim, method=method, settings=self._method_settings(method), target=target,
             selection=source.path.name if source is not None else None, branch=self._branch(targets, target), **parts,
@@ -137,10 +149,10 @@ class PruningStages(Stages):
         self, run: RunDir, model: HeadlabTransformer, base: RunDir, method: str, targets: list[int], target: int | None
     ) -> dict[str, Path]:
         """Cut ``model``, fresh from ``base``, down to its best heads: selection.json. Returns what that came from."""
-        chosen = self._method(method, targets)
+        chosen = self._method(method, [] if target is None else [target])
         chosen.attach(model, scope_of(self.cfg))
         inputs, passes = {"base": base / "model.safetensors"}, 0
-        source, branch = self._source(base, method, targets), self._branch(targets, target)
+        source, branch = self._source(base, method, targets, target), self._branch(targets, target)
         if source is not None and chosen.trains:
             inputs["selection"] = source / "states" / f"{branch}.safetensors"
             load_weights(model, read_tensors(inputs["selection"]))

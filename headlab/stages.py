@@ -32,6 +32,7 @@ from headlab.fairseq_plugin.training import Job, Span, fit
 from headlab.lite import as_small_as
 from headlab.measure import run_of
 from headlab.methods.base import Method
+from headlab.methods.dsp import DSP
 from headlab.methods.l0 import L0
 from headlab.orderings import ordering
 from headlab.progress import say
@@ -128,6 +129,8 @@ class Stages:
             if started is not None:
                 model, task, _ = self._from_base(base)
                 chosen = self._method(method, targets)
+                if chosen.freezes:
+                    model.requires_grad_(False)
                 chosen.attach(model, scope_of(self.cfg))
                 branches = range(per_target, stop + 1, per_target)
                 self._fit(run, model, task, optim, Span(0, stop), branches, chosen)
@@ -150,11 +153,17 @@ class Stages:
         """Whether ``method`` spends updates on selecting heads."""
         return self._method(method, []).trains
 
+    def chains(self, method: str) -> bool:
+        """Whether one selection of ``method`` serves all targets."""
+        return self._method(method, []).chain
+
     def seconds(self, run: Path) -> float:
         """Wall time of the finished run that a model folder belongs to."""
         return float(read_json(run_of(run) / "manifest.json")["wall_seconds"])
 
     def _method(self, method: str, targets: list[int]) -> Method:
+        if method == "dsp":
+            return DSP(self.cfg.method.dsp, targets[-1] if targets else 0)
         if method != "l0":
             return ordering(self.cfg, method)
         return L0(self.cfg.method.l0, targets, self.cfg.prune.selection_updates)

@@ -33,6 +33,8 @@ class Method(ABC):
 
     name: ClassVar[str]
     trains: ClassVar[bool] = False  # whether scores come from training with loss()
+    chain: ClassVar[bool] = False  # whether one training passes through all targets, falling; or each has its own
+    freezes: bool = False  # whether the model stays as it is while scores are trained
     watches: ClassVar[bool] = False  # whether it looks at the valid set when an epoch ends: epoch_ended()
     looks: ClassVar[bool] = False  # whether scores come from score(), which looks at the valid set
     differentiates: ClassVar[bool] = False  # whether score() needs a loss with gradients

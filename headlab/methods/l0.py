@@ -68,6 +68,7 @@ class L0(Method):
 
     name = "l0"
     trains = True
+    chain = True
     #: Share of a target's updates in which the goal falls to it; the rest is for gates to settle.
     FALL = 0.5
     #: The controller of ln(lambda): weights of the margin, of its sum over updates, and of its change per update.
