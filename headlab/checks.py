@@ -36,6 +36,7 @@ CHOICES = {
     "prune.schedule": ("inverse_sqrt", "constant"),
     "machine.device": ("auto", "cpu", "cuda"),
     "machine.precision": ("auto", "fp32", "bf16", "fp16"),
+    "launcher.name": ("local", "slurm"),
 }
 
 #: Words for a range, the test, and the keys whose values (where not null) have to pass it.
@@ -49,12 +50,12 @@ RANGES: list[tuple[str, Callable[[float], bool], str]] = [
         "optim.log_every optim.average optim.average_every "
         "prune.selection_updates prune.batch_tokens method.gha.groups method.gha.vote_groups method.gradient.rounds "
         "score.beam score.batch_sentences score.bootstrap score.speed_sentences score.speed_rounds "
-        "machine.threads machine.devices machine.jobs",
+        "machine.threads machine.devices machine.jobs launcher.parallel launcher.time launcher.cpus",
     ),
     (
         "at least 0",
         lambda v: v >= 0,
-        "optim.warmup optim.weight_decay optim.clip_norm prune.finetune_updates prune.warmup "
+        "optim.warmup optim.weight_decay optim.clip_norm prune.finetune_updates prune.warmup launcher.gpus "
         "method.gha.alpha method.gha.beta method.gha.vote_epoch",
     ),
     (

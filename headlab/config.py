@@ -202,6 +202,18 @@ class MachineConfig:
 
 
 @dataclass
+class LauncherConfig:
+    """Where the cells of a sweep run, and how many of them at once."""
+
+    name: str = "local"  # local | slurm
+    parallel: int | None = None  # local default: one per thread, 4 at most, 1 on GPUs; slurm: all
+    partition: str | None = None  # of slurm, as all that follows
+    time: int = 1440  # minutes of a job; one that takes longer is queued again and goes on
+    gpus: int = 1  # of a job
+    cpus: int = 4  # of a job: the threads of its cell
+
+
+@dataclass
 class Config:
     """A whole run."""
 
@@ -212,6 +224,7 @@ class Config:
     prune: PruneConfig = field(default_factory=PruneConfig)
     score: ScoreConfig = field(default_factory=ScoreConfig)
     machine: MachineConfig = field(default_factory=MachineConfig)
+    launcher: LauncherConfig = field(default_factory=LauncherConfig)
     seed: int = 1
     variant: str = ""  # a label for rows, e.g. lambda
     base: str | None = None  # a run directory to start from instead of training a base

@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from headlab import corpora, parallel
+from headlab import cell, corpora, parallel
 from headlab.checks import scope_of, targets_of
 from headlab.config import Config
 from headlab.errors import UserError
@@ -18,7 +18,7 @@ from headlab.fairseq_plugin.generation import Translator
 from headlab.fairseq_plugin.modelfiles import load_model, read_layout
 from headlab.fairseq_plugin.setup import Machine
 from headlab.ght import GroupedStages
-from headlab.machine import decide, jobs
+from headlab.machine import decide, divided, jobs
 from headlab.measure import Measure, Spent, run_of
 from headlab.parallel import Task
 from headlab.plan import Plan
@@ -60,7 +60,7 @@ def prune(cfg: Config) -> None:
     base = first.base()
     _check_base(cfg, base)
     side_by_side = jobs(cfg.machine, machine)
-    stages = replace(first, machine=replace(machine, threads=max(machine.threads // side_by_side, 1)))
+    stages = replace(first, machine=divided(machine, side_by_side))
     plan = Plan.of(cfg)
     parallel.run(plan.training(stages, base), side_by_side)
 
@@ -170,8 +170,11 @@ def _record(
     inputs: dict[str, Path] | None = None,
 ) -> None:  # fmt: skip
     """Write the rows, the table and figures made of them, and where they come from."""
-    folder = _folder(cfg)
+    folder, own = _folder(cfg), cell.folder()
     write_rows(folder, rows)
+    if own is not None:
+        keys = [[row.method, row.variant, row.scope, row.target, row.seed, row.run] for row in rows]
+        write_json(own / "rows.json", {"folder": str(folder), "rows": keys})
     if started is not None and machine is not None:
         record = asdict(cfg)
         record["machine"] |= asdict(machine)
@@ -181,7 +184,13 @@ def _record(
         result = manifest(sys.argv[1:], record, inputs or {}, started, repo if (repo / ".git").exists() else None)
         # This command may have found its runs finished: each says for itself which code made it, and how long it took.
         result["runs"] = {row.run: _made(Path(row.run)) for row in rows}
-        write_json(folder / name, result)
+        write_json(own / "manifest.json" if own is not None else folder / name, result)
+    if own is None:
+        report(folder)
+
+
+def report(folder: Path) -> None:
+    """Make table and figures of the rows in ``folder`` and show the table."""
     for path in make_report(folder):
         say(str(path))
     console.print((folder / "table.md").read_text(encoding="utf-8"), markup=False)

@@ -229,6 +229,10 @@ class Stages:
             yield None
             return
         with run.open():
+            if run.done:  # by another process, while this one waited for it
+                say(f"{run}: finished")
+                yield None
+                return
             save_config(self.cfg, run / "config.yaml")
             write_json(run / "identity.json", identity)
             say(f"{run}: {'going on' if (run / 'metrics.jsonl').exists() else 'starting'}")
