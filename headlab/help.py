@@ -88,13 +88,15 @@ it against an unpruned control of equal updates and write rows, tables and figur
   --target N          heads to keep within the scope, or
   --targets N,N,...   several counts in one run, or
   --penalty X         method l0 with a fixed penalty: the number of heads is what comes out
-  --method NAME       how heads get their scores: l0 (default), gha, dsp or random
+  --method NAME       how heads get their scores: l0 (default), gha, dsp; without training: gradient, confidence,
+                      lrp, magnitude, random, leave-one-out (slow)
   --scope KIND,...    which heads may go: enc-self (default; of gha and dsp all), dec-self, enc-dec
   --controls C,...    models to compare with: control (default), scratch, lite1, lite2
   --base RUN          start from the base of this run directory instead of training one
   --experiment NAME   a whole setting that fills results/NAME: en_ru, ght, smoke, ...
 {_BASE.format(data=_CORPORA)}{_MACHINE}
   prune.selection_updates=N  per target               prune.finetune_updates=N  after removal
+  prune.untuned=true  a row of every pruned model before its fine-tuning too
 
 examples:
   headlab prune --target 10

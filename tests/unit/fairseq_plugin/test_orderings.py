@@ -84,7 +84,8 @@ def test_gradients_are_those_of_finite_differences(model, batches, loss_fn, per)
     tokens, step = sum(batch["ntokens"] for batch in batches), 1e-5
     for head in (Head("enc-self", 0, 1), Head("enc-self", 1, 3), Head("dec-self", 0, 0), Head("enc-dec", 1, 2)):
         slopes = [
-            (loss_with(model, head, 1 + step, one, loss_fn) - loss_with(model, head, 1 - step, one, loss_fn)) / (2 * step)
+            (loss_with(model, head, 1 + step, one, loss_fn) - loss_with(model, head, 1 - step, one, loss_fn))
+            / (2 * step)
             for one in units
         ]
         assert method.scores()[head] == pytest.approx(sum(map(abs, slopes)) / tokens, rel=1e-5)
