@@ -32,10 +32,14 @@ class LRP(Ordering):
     name = "lrp"
     #: By how much the relevance that arrives may differ from the 1 that started, on average, before a warning.
     TOLERANCE = 1e-3
+    #: The released code's constant, and one small enough to conserve the sums of plain ratios.
+    EPS, PAPER_EPS = 1e-5, 1e-9
 
     def __init__(self, cfg: LrpConfig, adapter: Callable[[Any], Network]) -> None:
         super().__init__()
-        self.adapter, self.rule = adapter, Rule(cfg.rule == "as_released", cfg.eps)
+        released = cfg.rule == "as_released"
+        eps = (self.EPS if released else self.PAPER_EPS) if cfg.eps is None else cfg.eps
+        self.adapter, self.rule = adapter, Rule(released, eps)
         self.lost = 0.0
 
     def attach(self, model: nn.Module, scope: Iterable[str]) -> None:

@@ -144,11 +144,11 @@ class Walk:
         if norm is not None:
             relevance = self.rule.norm(self._of(norm)[0][:length], relevance)
         for block in reversed(blocks):
-            inside = block.inside
+            inside, normed = block.inside, self._of(block.norm)[0][:length]
             if isinstance(inside, HeadAttention) and not inside.heads:  # adds a bias, which gets nothing
+                relevance = relevance if self.network.norm_first else self.rule.norm(normed, relevance)
                 continue
             first, last = (inside, inside) if isinstance(inside, HeadAttention) else inside
-            normed = self._of(block.norm)[0][:length]
             entered, written = self._of(first)[0][:length], self._of(last)[1][:length]
             if not self.network.norm_first:
                 relevance = self.rule.norm(normed, relevance)

@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from headlab.attention.heads import KINDS, Head, Layout
 from headlab.attention.layer import attention_layers
 from headlab.config import GradientConfig, LrpConfig
 from headlab.fairseq_plugin.passes import DevSet, frozen_loss
 from headlab.fairseq_plugin.relevance import network
+from headlab.methods.base import Looked
 from headlab.methods.confidence import Confidence
 from headlab.methods.gradient import Gradient
 from headlab.methods.leave_one_out import LeaveOneOut
@@ -43,8 +45,16 @@ def model(new_model):
 
 
 @pytest.fixture
-def loss_fn(model, task):
-    return frozen_loss(model, task, gradients=True)
+def loss_fn(model):
+    """The loss in double precision throughout, which headlab's own is not."""
+
+    def look(batch: dict[str, Any]) -> Looked:
+        features, _ = model.eval()(**batch["net_input"], features_only=True)
+        real = batch["target"].ne(1)  # fairseq's padding
+        logits = model.decoder.output_layer(features[real])
+        return Looked(F.cross_entropy(logits, batch["target"][real], reduction="sum"), int(real.sum()))
+
+    return look
 
 
 @pytest.fixture
@@ -93,6 +103,16 @@ def test_gradients_are_those_of_finite_differences(model, batches, loss_fn, per)
     assert all(layer.gate is None and not layer.record and not layer.features for layer in attention_layers(model))
 
 
+def test_the_loss_of_a_run_has_the_same_gradients(model, batches, task, loss_fn):
+    found = []
+    for one in (loss_fn, frozen_loss(model, task, gradients=True)):
+        method = Gradient(GradientConfig())
+        method.attach(model, KINDS)
+        method.score(batches, one)
+        found.append(torch.tensor(list(method.scores().values())))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
+
+
 def test_each_layer_has_length_one_when_normalised(model, batches, loss_fn):
     plain, normalised = (Gradient(GradientConfig(normalise=flag)) for flag in (False, True))
     for method in (plain, normalised):
@@ -131,7 +151,7 @@ def test_in_rounds_the_lowest_go_and_the_rest_is_scored_anew(model, batches, los
 def test_leave_one_out_is_the_loss_of_the_model_without_the_head(model, task, optim, batches, loss_fn):
     method, dev = LeaveOneOut(), DevSet(model, task, optim, "dev", 9)
     method.attach(model, ["dec-self"])
-    method.score(dev, frozen_loss(model, task))
+    method.score(dev, loss_fn)
     assert dev.passes == method.passes == 9
     tokens = sum(batch["ntokens"] for batch in batches)
     whole = sum(float(loss_fn(batch).loss) for batch in batches) / tokens
@@ -198,10 +218,11 @@ def test_relevance_of_a_step_comes_from_what_it_could_see():
         relevances(model, Rule(True, 1e-5), 5)
 
 
-def test_layers_without_heads_hand_everything_on():
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_layers_without_heads_hand_everything_on(norm):
     layout = Layout.full(2, 3, 4)
     layout = layout.keep([head for head in layout if head.layer != 1], KINDS)
-    arrived, _ = relevances(random_model(layout), Rule(True, 1e-5), 3)
+    arrived, _ = relevances(random_model(layout, norm=norm), Rule(True, 1e-5), 3)
     torch.testing.assert_close(arrived, torch.ones(3, dtype=torch.float64))
 
 
