@@ -144,7 +144,7 @@ class LrpConfig:
     """Layer-wise relevance propagation from the top-1 logit (Voita et al. 2019)."""
 
     rule: str = "as_released"  # as_released | paper
-    eps: float | None = None  # keeps denominators off 0; default: 1e-5 as released, 1e-9 for the paper's ratios
+    eps: float | None = None  # keeps denominators off 0; default: 1e-5 as released, 1e-12 for the paper's ratios
 
 
 @dataclass

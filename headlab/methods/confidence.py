@@ -44,7 +44,7 @@ class Confidence(Ordering):
 
     def _largest(self, layer: HeadAttention) -> tuple[Tensor, Tensor]:
         """Largest weight of every query (sentences, heads, queries), and which queries count (sentences, queries)."""
-        weights, keys = layer.features["A"], layer.features.get("padding")
+        weights, keys = layer.features["A"].detach(), layer.features.get("padding")
         real = torch.ones_like(weights[:, 0, 0], dtype=torch.bool) if keys is None else ~keys
         asking = real if layer.kind != "enc-dec" else self._asking(weights)
         order = torch.arange(real.size(1), device=real.device)

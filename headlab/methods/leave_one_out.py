@@ -32,5 +32,5 @@ class LeaveOneOut(Ordering):
 def dev_loss(batches: Iterable[Any], loss_fn: LossFn) -> float:
     """Nats per target token over all ``batches``."""
     looked = [loss_fn(batch) for batch in batches]
-    total = torch.stack([loss.double() for loss, _ in looked]).sum()
+    total = torch.stack([loss.detach().double() for loss, _ in looked]).sum()
     return float(total) / sum(tokens for _, tokens in looked)

@@ -33,7 +33,7 @@ class LRP(Ordering):
     #: By how much the relevance that arrives may differ from the 1 that started, on average, before a warning.
     TOLERANCE = 1e-3
     #: The released code's constant, and one small enough to conserve the sums of plain ratios.
-    EPS, PAPER_EPS = 1e-5, 1e-9
+    EPS, PAPER_EPS = 1e-5, 1e-12
 
     def __init__(self, cfg: LrpConfig, adapter: Callable[[Any], Network]) -> None:
         super().__init__()

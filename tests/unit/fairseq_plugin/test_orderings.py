@@ -69,7 +69,7 @@ def loss_with(model, head: Head, factor: float, batch: dict[str, Any], loss_fn) 
     values[head.index] = factor
     layer.gate = Factors(values)
     try:
-        return float(loss_fn(batch).loss)
+        return float(loss_fn(batch).loss.detach())
     finally:
         layer.gate = None
 
@@ -154,7 +154,7 @@ def test_leave_one_out_is_the_loss_of_the_model_without_the_head(model, task, op
     method.score(dev, loss_fn)
     assert dev.passes == method.passes == 9
     tokens = sum(batch["ntokens"] for batch in batches)
-    whole = sum(float(loss_fn(batch).loss) for batch in batches) / tokens
+    whole = sum(float(loss_fn(batch).loss.detach()) for batch in batches) / tokens
     for head, score in method.scores().items():
         without = sum(loss_with(model, head, 0.0, batch, loss_fn) for batch in batches) / tokens
         assert score == pytest.approx(without - whole, abs=1e-9)
@@ -198,9 +198,9 @@ def relevances(model, rule: Rule, position: int) -> tuple[torch.Tensor, Walk]:
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize(("released", "eps", "tolerance"), [(True, 1e-5, 1e-9), (False, 1e-9, 1e-4)])
+@pytest.mark.parametrize(("released", "eps", "tolerance"), [(True, 1e-5, 1e-9), (False, 1e-12, 1e-3)])
 def test_relevance_is_conserved(norm, seed, released, eps, tolerance):
-    """What starts as 1 at a logit arrives as 1 at the embeddings; of the paper's rule eps takes a little."""
+    """What starts as 1 at a logit arrives as 1; plain ratios grow to 1e8 on the way, and eps takes its share of that."""
     model = random_model(seed=seed, norm=norm)
     for position in (0, 2, 4):
         arrived, walk = relevances(model, Rule(released, eps), position)
@@ -228,7 +228,7 @@ def test_layers_without_heads_hand_everything_on(norm):
 
 @pytest.mark.parametrize("rule", ["paper", "as_released"])
 def test_lrp_scores_are_the_mean_share_of_each_head(model, batches, task, rule):
-    method = LRP(LrpConfig(rule=rule, eps=1e-9), network)
+    method = LRP(LrpConfig(rule=rule), network)
     method.attach(model, ["enc-self"])
     method.score(batches, frozen_loss(model, task))
     assert method.warnings() == []
