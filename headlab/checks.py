@@ -13,6 +13,8 @@ from headlab.errors import UserError
 #: One error: the key it is about and the line to show.
 Problem = tuple[str, str]
 
+METHODS = ("l0", "gha", "dsp", "gradient", "confidence", "lrp", "magnitude", "leave-one-out", "random")
+
 CHOICES = {
     "data.source": ("package", "files"),
     "model.norm": ("pre", "post"),
@@ -20,7 +22,7 @@ CHOICES = {
     "optim.algorithm": ("adam", "muon"),
     "optim.schedule": ("inverse_sqrt", "constant", "cosine", "linear"),
     "optim.average_rule": ("last", "best"),
-    "method.name": ("l0", "gha", "dsp", "random"),
+    "method.name": METHODS,
     "method.l0.init": ("open", "paper"),
     "method.l0.fold": ("one", "gate"),
     "method.gha.map": ("V", "A", "O"),
@@ -28,11 +30,14 @@ CHOICES = {
     "method.gha.start": ("random", "base"),
     "method.gha.constraint": ("first", "second", "both", "none"),
     "method.gha.vote": ("per_group", "per_layer", "random_members", "random_heads"),
+    "method.gradient.per": ("example", "batch"),
+    "method.lrp.rule": ("as_released", "paper"),
     "method.dsp.relaxation": ("soft", "straight_through", "identity"),
     "method.dsp.mode": ("joint", "pipelined"),
     "prune.schedule": ("inverse_sqrt", "constant"),
     "machine.device": ("auto", "cpu", "cuda"),
     "machine.precision": ("auto", "fp32", "bf16", "fp16"),
+    "launcher.name": ("local", "slurm"),
 }
 
 #: Words for a range, the test, and the keys whose values (where not null) have to pass it.
@@ -44,21 +49,21 @@ RANGES: list[tuple[str, Callable[[float], bool], str]] = [
         "model.encoder_layers model.decoder_layers model.heads model.dim model.ffn "
         "optim.updates optim.batch_tokens optim.update_freq optim.validate_every optim.checkpoint_every "
         "optim.log_every optim.average optim.average_every "
-        "prune.selection_updates prune.batch_tokens method.gha.groups method.gha.vote_groups "
+        "prune.selection_updates prune.batch_tokens method.gha.groups method.gha.vote_groups method.gradient.rounds "
         "score.beam score.batch_sentences score.bootstrap score.speed_sentences score.speed_rounds "
-        "machine.threads machine.devices machine.jobs",
+        "machine.threads machine.devices machine.jobs launcher.parallel launcher.time launcher.cpus",
     ),
     (
         "at least 0",
         lambda v: v >= 0,
-        "optim.warmup optim.weight_decay optim.clip_norm prune.finetune_updates prune.warmup "
+        "optim.warmup optim.weight_decay optim.clip_norm prune.finetune_updates prune.warmup launcher.gpus "
         "method.gha.alpha method.gha.beta method.gha.vote_epoch",
     ),
     (
         "more than 0",
         lambda v: v > 0,
         "optim.lr optim.adam_factor optim.eps prune.lr method.l0.penalty method.l0.lr method.l0.temperature "
-        "method.gha.threshold method.dsp.lr",
+        "method.gha.threshold method.dsp.lr method.lrp.eps",
     ),
     (
         "at least 0 and less than 1",

@@ -9,6 +9,7 @@ import shlex
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
@@ -19,6 +20,7 @@ from headlab.help import OVERVIEW, VERBS
 
 if TYPE_CHECKING:
     from headlab.config import Config
+    from headlab.sweep.cells import Cell
 
 #: Short flags and the keys that they stand for. Beside these, ``--a.b value`` is ``a.b=value`` for every key.
 FLAGS = {
@@ -38,6 +40,10 @@ FLAGS = {
 #: Verbs with one argument, and its name.
 ARGUMENTS = {"evaluate": "RUN", "translate": "RUN", "report": "EXPERIMENT"}
 
+#: Flags of a command with lists of values, and the verbs that may have them.
+MULTIRUN, DRY_RUN = ("-m", "--multirun"), "--dry-run"
+SWEPT = ("train", "prune", "sweep")
+
 #: Failures of the machine, which are no bugs: full or read-only disk, no permission, too many files, broken device.
 ENVIRONMENT = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EMFILE, errno.EIO}
 
@@ -46,15 +52,18 @@ class Stopped(SystemExit):
     """A signal that ends the program; ``code`` is 128 plus its number."""
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the command line ``argv`` (default: that of the process) and return its exit code."""
+def main(argv: list[str] | None = None, run: Callable[[list[str]], int] | None = None) -> int:
+    """Run the command line ``argv`` (default: that of the process) and return its exit code.
+
+    With ``run``, do that with it instead: errors and signals end it as they end a verb.
+    """
     arguments = sys.argv[1:] if argv is None else argv
     previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for number, handler in previous.items():
         if handler is not signal.SIG_IGN:  # a shell's background job ignores Ctrl-C on purpose
             signal.signal(number, _stop)
     try:
-        return _run(arguments)
+        return (run or _run)(arguments)
     except UserError as error:
         return _fail(2, *error.problems)
     except RunError as error:
@@ -105,22 +114,33 @@ def _run(arguments: list[str]) -> int:
     if "--help" in arguments or "-h" in arguments:
         print(VERBS.get(next((a for a in arguments if a in VERBS), ""), OVERVIEW), end="")
         return 0
-    words, overrides, typed = _parse(arguments)
+    multirun = [word for word in arguments if word in (*MULTIRUN, DRY_RUN)]
+    words, overrides, typed = _parse([word for word in arguments if word not in multirun])
     verb = words.pop(0) if words else ""
     if verb not in VERBS:
         raise UserError(_unknown_verb(verb))
     wanted = 1 if verb in ARGUMENTS else 0
     problems = [f"{word}: {verb} takes no such argument; did you mean a key=value?" for word in words[wanted:]]
+    lists = verb == "sweep" or any(word in MULTIRUN for word in multirun)
+    if verb not in SWEPT:
+        problems += [f"{word}: {verb} is no sweep; train, prune and sweep may have it" for word in multirun]
+    elif DRY_RUN in multirun and not lists:
+        problems.append(f"{DRY_RUN}: shows the plan of a sweep; write headlab {verb} -m {DRY_RUN}")
     if len(words) < wanted:
         raise UserError(f"{verb}: needs {ARGUMENTS[verb]}; see headlab {verb} --help", *problems)
     try:
-        cfg = _configuration(verb, words, overrides)
+        what = _cells(verb, overrides) if lists else _configuration(verb, words, overrides)
     except UserError as error:
         lines = [_as_typed(line, typed) for line in error.problems]
         raise UserError(*problems, *lines) from None
     if problems:
         raise UserError(*problems)
-    _start(verb, words, cfg)
+    if isinstance(what, list):
+        from headlab.sweep import sweep
+
+        sweep(what, DRY_RUN in multirun)
+    else:
+        _start(verb, words, what)
     return 0
 
 
@@ -173,6 +193,12 @@ def _configuration(verb: str, words: list[str], overrides: list[str]) -> Config:
     if ARGUMENTS.get(verb) == "RUN":
         return compose_for_run(Path(words[0]), overrides, verb)
     return compose(overrides, verb)
+
+
+def _cells(verb: str, overrides: list[str]) -> list[Cell]:
+    from headlab.sweep.cells import cells_of
+
+    return cells_of("train" if verb == "train" else "prune", overrides)
 
 
 def _start(verb: str, words: list[str], cfg: Config) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import types
 import typing
 from collections.abc import Iterable
@@ -17,7 +18,7 @@ import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import Container, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
@@ -190,15 +191,29 @@ def _kind(key: str, schema: dict[str, Any]) -> Any:
 
 def _composed(choices: dict[str, str]) -> DictConfig:
     """What conf/ gives for these choices, merged into the typed schema."""
-    GlobalHydra.instance().clear()  # whatever a library left there
     try:
-        with hydra.initialize_config_dir(str(config_dir().resolve()), version_base="1.3", job_name="headlab"):
-            # not named "config": fairseq, once imported, has registered a schema of that name with Hydra
-            files = hydra.compose("headlab", [f"{group}={name}" for group, name in choices.items()])
+        files = {key: value for key, value in _files(tuple(choices.items())).items() if key != "sweep"}
         return typing.cast(DictConfig, OmegaConf.merge(OmegaConf.structured(Config), files))
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
         key = getattr(error, "full_key", None)
         raise UserError(f"{config_dir()}: {f'{key}: ' if key else ''}{_first_line(error)}") from None
+
+
+def sweep_of(experiment: str) -> Any:
+    """What the file of an experiment says under ``sweep``, which is for :mod:`headlab.sweep`; {} where it has none."""
+    if experiment not in groups()["experiment"]:
+        return {}  # composing its cells tells
+    found = _files((("experiment", experiment),)).get("sweep")
+    return OmegaConf.to_container(found) if isinstance(found, Container) else found or {}
+
+
+@functools.lru_cache(maxsize=1000)
+def _files(choices: tuple[tuple[str, str], ...]) -> DictConfig:
+    """What Hydra composes of the files of conf/, once for each combination of them: a sweep has many cells."""
+    GlobalHydra.instance().clear()  # whatever a library left there
+    with hydra.initialize_config_dir(str(config_dir().resolve()), version_base="1.3", job_name="headlab"):
+        # not named "config": fairseq, once imported, has registered a schema of that name with Hydra
+        return hydra.compose("headlab", [f"{group}={name}" for group, name in choices])
 
 
 def _assign(cfg: DictConfig, values: dict[str, str], found: list[Problem]) -> None:

@@ -133,14 +133,33 @@ class RandomConfig:
 
 
 @dataclass
+class GradientConfig:
+    """Gradients with respect to a mask on the heads (Michel et al. 2019)."""
+
+    per: str = "example"  # example (paper) | batch: what the absolute value is taken of
+    normalise: bool = True  # by the L2 norm of each layer
+    rounds: int = 1  # 10: a tenth of the heads at a time, scored anew after each
+
+
+@dataclass
+class LrpConfig:
+    """Layer-wise relevance propagation from the top-1 logit (Voita et al. 2019)."""
+
+    rule: str = "as_released"  # as_released | paper
+    eps: float | None = None  # keeps denominators off 0; default: 1e-5 as released, 1e-12 for the paper's ratios
+
+
+@dataclass
 class MethodConfig:
     """Which method scores the heads, and its settings."""
 
-    name: str = "l0"  # l0 | gha | dsp | random
+    name: str = "l0"  # one of headlab.checks.METHODS
     l0: L0Config = field(default_factory=L0Config)
     gha: GhaConfig = field(default_factory=GhaConfig)
     dsp: DspConfig = field(default_factory=DspConfig)
     random: RandomConfig = field(default_factory=RandomConfig)
+    gradient: GradientConfig = field(default_factory=GradientConfig)
+    lrp: LrpConfig = field(default_factory=LrpConfig)
 
 
 @dataclass
@@ -158,6 +177,7 @@ class PruneConfig:
     schedule: str = "inverse_sqrt"  # inverse_sqrt | constant: one curve for all targets, whenever they branch off
     controls: list[str] = field(default_factory=lambda: ["control"])  # control | scratch | lite1 | lite2
     rivals: dict[str, list[int]] = field(default_factory=dict)  # method -> targets, on equal updates
+    untuned: bool = False  # a row of every pruned model before its fine-tuning too; costs its translations
 
 
 @dataclass
@@ -184,6 +204,18 @@ class MachineConfig:
 
 
 @dataclass
+class LauncherConfig:
+    """Where the cells of a sweep run, and how many of them at once."""
+
+    name: str = "local"  # local | slurm
+    parallel: int | None = None  # local default: one per thread, 4 at most, 1 on GPUs; slurm: all
+    partition: str | None = None  # of slurm, as all that follows
+    time: int = 1440  # minutes of a job; one that takes longer is queued again and goes on
+    gpus: int = 1  # of a job
+    cpus: int = 4  # of a job: the threads of its cell
+
+
+@dataclass
 class Config:
     """A whole run."""
 
@@ -194,6 +226,7 @@ class Config:
     prune: PruneConfig = field(default_factory=PruneConfig)
     score: ScoreConfig = field(default_factory=ScoreConfig)
     machine: MachineConfig = field(default_factory=MachineConfig)
+    launcher: LauncherConfig = field(default_factory=LauncherConfig)
     seed: int = 1
     variant: str = ""  # a label for rows, e.g. lambda
     base: str | None = None  # a run directory to start from instead of training a base

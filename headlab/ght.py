@@ -29,8 +29,8 @@ from headlab.measure import Spent
 from headlab.methods.base import Method
 from headlab.methods.gha import GHA
 from headlab.methods.voting import LayerVote
+from headlab.pruning import PruningStages
 from headlab.runs import RunDir, digest, read_json, sha256_of, write_json
-from headlab.stages import Stages
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Voters:
 
 
 @dataclass(frozen=True)
-class GroupedStages(Stages):
+class GroupedStages(PruningStages):
     """All stages; those of ``gha`` are its own."""
 
     # --- what the pipeline asks for ---------------------------------------------------------------------------
@@ -56,7 +56,20 @@ class GroupedStages(Stages):
         """The model with exactly ``target`` heads left, and ``votes.json`` where heads voted."""
         if method != "gha" or target is None:
             return super().pruned(base, method, targets, target)
-        return self._own()._pruned(base, targets, target)
+        return self._own()._pruned(base, targets, target, tuned=True)
+
+    def untuned(self, base: RunDir, method: str, targets: list[int], target: int | None) -> RunDir:
+        """What :meth:`pruned` starts its fine-tuning from."""
+        if method != "gha" or target is None:
+            return super().untuned(base, method, targets, target)
+        return self._own()._pruned(base, targets, target, tuned=False)
+
+    def scores(self, method: str, run: RunDir) -> dict[str, float]:
+        """Of ``gha`` the votes."""
+        if method != "gha":
+            return super().scores(method, run)
+        votes = [LayerVote.from_json(layer) for layer in read_json(run / "votes.json")["layers"]]
+        return {str(head): score for vote in votes for head, score in vote.scores.items()}
 
     def ght(self, target: int | None) -> RunDir | None:
         """The group-constrained model with all heads that ``target`` is cut from; None where there is none."""
@@ -70,9 +83,10 @@ class GroupedStages(Stages):
         gha = self.cfg.method.gha
         return self.ght(target) if (gha.constraint, gha.vote) == ("first", "per_group") else None
 
-    def variant(self, method: str, target: int | None, unpruned: bool = False) -> str:
+    def variant(self, method: str, target: int | None, unpruned: bool = False, tuned: bool = True) -> str:
         """The label of a row: that of the command, and what of ``gha`` differs from the paper's case."""
-        gha, label = self.cfg.method.gha, self.cfg.variant
+        gha = self.cfg.method.gha
+        label = "-".join(part for part in (self.cfg.variant, "" if tuned else "untuned") if part)
         if method != "gha":
             return label
         groups, voting = groups_of(self.cfg, target)
@@ -81,16 +95,18 @@ class GroupedStages(Stages):
         parts += [f"vote-c{voting}" if voting != groups and not unpruned else ""]
         return "-".join(part for part in dict.fromkeys([*parts, label]) if part)
 
-    def spent(self, base: RunDir, method: str, targets: list[int], target: int | None, run: RunDir) -> Spent:
+    def spent(
+        self, base: RunDir, method: str, targets: list[int], target: int | None, run: RunDir, tuned: bool = True
+    ) -> Spent:
         """What a pruned model cost; of ``gha`` the epoch of votes too, in seconds."""
         if method != "gha" or target is None:
-            return super().spent(base, method, targets, target, run)
+            return super().spent(base, method, targets, target, run, tuned)
         own, gha = self._own(), self.cfg.method.gha
         voters = own._voters(base, targets, target)
         made = [*voters.trained, own._vote(voters, target), *own._rest_of(voters, target), run]
         _, stop = self._points(targets, target)
         selection = voters.update if gha.start == "base" else 0
-        return Spent(selection, stop - selection, sum(self.seconds(one.path) for one in made))
+        return Spent(selection, stop - selection if tuned else 0, sum(self.seconds(one.path) for one in made))
 
     def base_votes(self, base: RunDir, target: int) -> RunDir:
         """The same vote by the base, which was trained without the constraint: what its groups look like."""
@@ -173,19 +189,20 @@ class GroupedStages(Stages):
                 self._finish(run, started, {} if voters.weights is None else {"state": voters.weights})
         return [run]
 
-    def _pruned(self, base: RunDir, targets: list[int], target: int) -> RunDir:
+    def _pruned(self, base: RunDir, targets: list[int], target: int, tuned: bool) -> RunDir:
         cfg = self.cfg
         voters = self._voters(base, targets, target)
         rest = self._rest_of(voters, target)
         start = rest[0] if rest else voters.start
         assert start is not None  # a random initialisation is trained by rest
-        _, stop = self._points(targets, target)
-        span = Span(voters.update if cfg.method.gha.start == "base" else 0, stop)
-        optim = identities.continuation(cfg, stop)
+        first = voters.update if cfg.method.gha.start == "base" else 0
+        span = Span(first, self._points(targets, target)[1] if tuned else first)
+        optim = identities.continuation(cfg, span.stop)
+        stage = "pruned" if tuned else "untuned"
         identity = self._continuation(
-            "pruned", start, optim, method="gha", start=span.start, stop=stop, **self._cut_identity(voters, target)
+            stage, start, optim, method="gha", start=span.start, stop=span.stop, **self._cut_identity(voters, target)
         )
-        run = RunDir(Path(cfg.runs_dir), "pruned", f"{cfg.data.name}-gha-{target}", identity)
+        run = RunDir(Path(cfg.runs_dir), stage, f"{cfg.data.name}-gha-{target}", identity)
         with self._making(run, identity) as started:
             if started is not None:
                 model, task, corpus = self._from_base(start)

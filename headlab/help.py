@@ -10,6 +10,7 @@ Train a Transformer translation model, prune its attention heads to exact counts
   data              fetch, clean, split and cut a corpus into pieces
   train             train a base model
   prune             prune a base model's heads; trains the base first when there is none
+  sweep             prune with every combination of lists of values, in processes side by side
   evaluate RUN      translate and score the test set with the model of a run
   translate RUN     translate the lines of standard input
   report EXPERIMENT make the tables and figures of results/EXPERIMENT again
@@ -87,17 +88,43 @@ it against an unpruned control of equal updates and write rows, tables and figur
   --target N          heads to keep within the scope, or
   --targets N,N,...   several counts in one run, or
   --penalty X         method l0 with a fixed penalty: the number of heads is what comes out
-  --method NAME       how heads get their scores: l0 (default), gha, dsp or random
+  --method NAME       how heads get their scores: l0 (default), gha, dsp; without training: gradient, confidence,
+                      lrp, magnitude, random, leave-one-out (slow)
   --scope KIND,...    which heads may go: enc-self (default; of gha and dsp all), dec-self, enc-dec
   --controls C,...    models to compare with: control (default), scratch, lite1, lite2
   --base RUN          start from the base of this run directory instead of training one
   --experiment NAME   a whole setting that fills results/NAME: en_ru, ght, smoke, ...
 {_BASE.format(data=_CORPORA)}{_MACHINE}
   prune.selection_updates=N  per target               prune.finetune_updates=N  after removal
+  prune.untuned=true  a row of every pruned model before its fine-tuning too
 
 examples:
   headlab prune --target 10
   headlab prune --method gha --target 36
+""",
+    "sweep": f"""\
+usage: headlab sweep [--dry-run] [--flag value | key=value with lists] ...
+
+Run headlab prune for every combination of the lists in its overrides, each in a process of its own, and make
+table and figures once at the end. `headlab prune -m` is the same, `headlab train -m` sweeps over trainings.
+A base or control that several need is trained once, before them; what is finished is skipped. If one fails,
+the others go on; it is listed at the end with its log, and the exit code is 1. A stopped sweep goes on where
+it was when it is started again.
+
+  key=a,b             one value after the other       key=range(1,4)   1, 2, 3
+  key=glob(en_*)      files of a group                key=[a,b]        one value that is a list, no sweep
+  --dry-run           print cells, stages, time (20 updates are measured here) and disk, and stop
+  --experiment NAME   an experiment may have lists of its own (sweep in its file): compare_en_ru;
+                      a list given beside it, as seed=1, takes the place of its own
+  launcher.parallel=N cells at once, which share the threads (default on a CPU: one a thread, 4 at most)
+  launcher=slurm      every cell a job of SLURM: launcher.partition=P  launcher.time=MINUTES
+                      launcher.gpus=N  launcher.cpus=N
+{_MACHINE}
+Takes the other flags and keys of prune.
+
+examples:
+  headlab sweep method=l0,random seed=1,2 --target 10
+  headlab sweep --experiment compare_en_ru seed=1 --dry-run
 """,
     "evaluate": f"""\
 usage: headlab evaluate RUN [--flag value | key=value] ...

@@ -11,7 +11,7 @@ from headlab.fairseq_plugin.setup import Machine
 from headlab.runs import RunDir, digest, sha256_of
 
 #: Raised when a stage's computation changes, so that results of older code are not taken for its own.
-VERSIONS = {"data": 1, "base": 1, "continue": 1, "select": 1, "vote": 1}
+VERSIONS = {"data": 1, "base": 1, "continue": 1, "select": 1, "vote": 1, "score": 1}
 
 #: What of the optimiser's settings cannot change a result.
 WITHOUT_EFFECT = ("name", "log_every", "checkpoint_every")
@@ -42,6 +42,13 @@ def of_vote(cfg: Config, machine: Machine, data: RunDir, weights: str, **parts: 
     """The identity of an epoch of votes with frozen ``weights``."""
     batches = {"batch_tokens": cfg.optim.batch_tokens, "seed": cfg.seed}
     return _of("vote", machine, data=data.path.name, weights=weights, **batches, scope=list(scope_of(cfg)), **parts)
+
+
+def of_score(cfg: Config, machine: Machine, base: RunDir, method: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """The identity of the scores that ``method`` gives the heads of ``base`` by looking at the valid set."""
+    looked = {"batch_tokens": cfg.optim.batch_tokens, "scope": list(scope_of(cfg))}
+    weights = digest(sha256_of(base / "model.safetensors"))
+    return _of("score", machine, base=base.path.name, base_is=weights, **looked, method=method, settings=settings)
 
 
 def continuation(cfg: Config, updates: int) -> OptimConfig:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +51,11 @@ def jobs(cfg: MachineConfig, machine: Machine) -> int:
     if cfg.jobs is not None:
         return cfg.jobs
     return min(machine.threads, 4) if machine.device == "cpu" and machine.devices == 1 else 1
+
+
+def divided(machine: Machine, parts: int) -> Machine:
+    """What each of ``parts`` processes side by side gets of a machine: at least one thread."""
+    return replace(machine, threads=max(machine.threads // parts, 1))
 
 
 def _is_decision(value: Any) -> bool:

@@ -41,7 +41,8 @@ def paper_bleu(langs: tuple[str, str], scope: Sequence[str], method: str, varian
     """
     if tuple(scope) == ("enc-self",):
         alike = langs == ("en", "ru") and layout.heads["enc-self"] == (8,) * 6
-        return VOITA_FIGURE_7.get(layout.count(scope)) if alike and (method == "l0" or variant == "base") else None
+        theirs = variant == "base" or (method == "l0" and not variant.endswith("untuned"))
+        return VOITA_FIGURE_7.get(layout.count(scope)) if alike and theirs else None
     printed = NI_TABLES.get((method, variant))
     if printed is None or langs not in NI_PAIRS or tuple(scope) != KINDS:
         return None

@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from headlab import corpora, parallel
+from headlab import cell, corpora, parallel
 from headlab.checks import scope_of, targets_of
 from headlab.config import Config
 from headlab.errors import UserError
@@ -18,13 +18,14 @@ from headlab.fairseq_plugin.generation import Translator
 from headlab.fairseq_plugin.modelfiles import load_model, read_layout
 from headlab.fairseq_plugin.setup import Machine
 from headlab.ght import GroupedStages
-from headlab.machine import decide, jobs
+from headlab.machine import decide, divided, jobs
 from headlab.measure import Measure, Spent, run_of
 from headlab.parallel import Task
 from headlab.plan import Plan
 from headlab.progress import Progress, console, say
 from headlab.report import make_report
 from headlab.report.heads import HeadRow, heads_of, write_heads
+from headlab.report.orders import HeadScore, head_scores, write_scores
 from headlab.report.rows import Row, write_rows
 from headlab.runs import RunDir, manifest, read_json, write_json
 from headlab.stages import Stages
@@ -59,24 +60,27 @@ def prune(cfg: Config) -> None:
     base = first.base()
     _check_base(cfg, base)
     side_by_side = jobs(cfg.machine, machine)
-    stages = replace(first, machine=replace(machine, threads=max(machine.threads // side_by_side, 1)))
+    stages = replace(first, machine=divided(machine, side_by_side))
     plan = Plan.of(cfg)
     parallel.run(plan.training(stages, base), side_by_side)
 
     control = stages.control(base, set(plan.updates.values())) if plan.control else {}
     runs = {(name, target): stages.pruned(base, name, plan.targets, target) for name, target in plan.wanted}
+    untuned = {key: stages.untuned(base, key[0], plan.targets, key[1]) for key in runs} if plan.untuned else {}
     grouped = {key: ght for key in runs if key[0] == "gha" and (ght := stages.before(key[1])) is not None}
     alone = {key: plan.trained_alone(stages, base, *key) for key in plan.alone}
     models = [base, *runs.values(), *grouped.values(), *alone.values()]
     folders = list(dict.fromkeys([*(run.path for run in models), *control.values()]))
     measure = Measure(cfg, machine, stages.data(), base)
     scoring = replace(measure, machine=stages.machine)
-    parallel.run({f"scoring {folder}": Task(scoring.scores, (folder,)) for folder in folders}, side_by_side)
+    translated = [*folders, *(run.path for run in untuned.values())]  # whose speed is that of the tuned ones
+    parallel.run({f"scoring {folder}": Task(scoring.scores, (folder,)) for folder in translated}, side_by_side)
     measure.speeds(folders)
 
     base_seconds = stages.seconds(base.path)
     rows = [measure.row(base.path, "none", "base", None, Spent(seconds=base_seconds))]
     votes: list[HeadRow] = []
+    orders: list[HeadScore] = []
     for updates, folder in sorted(control.items()):
         seconds = base_seconds + stages.seconds(folder.parent) * updates / max(control)
         rows.append(measure.row(folder, "none", f"control-u{updates}", None, Spent(finetune=updates, seconds=seconds)))
@@ -88,15 +92,22 @@ def prune(cfg: Config) -> None:
             spent = Spent(seconds=stages.seconds(ght.path))
             rows.append(measure.row(ght.path, name, label, None, spent, base.path, "base"))
         spent = stages.spent(base, name, plan.targets, target, run)
-        rows.append(measure.row(run.path, name, stages.variant(name, target), target, spent, *against))
+        tuned = measure.row(run.path, name, stages.variant(name, target), target, spent, *against)
+        rows.append(tuned)
+        orders += head_scores(tuned, stages.scores(name, run), stages.passes(run), stages.trains(name))
+        if (name, target) in untuned:
+            cut, label = untuned[name, target], stages.variant(name, target, tuned=False)
+            spent = stages.spent(base, name, plan.targets, target, cut, tuned=False)
+            rows.append(measure.row(cut.path, name, label, target, spent, base.path, "base"))
         if name == "gha" and target is not None:
-            votes += heads_of(rows[-1], target, read_json(run / "votes.json"))
+            votes += heads_of(tuned, target, read_json(run / "votes.json"))
             votes += heads_of(rows[0], target, read_json(stages.base_votes(base, target) / "votes.json"))
         kept = read_layout(run.path).count(scope_of(cfg))
         for kind in plan.kinds_alone if name == cfg.method.name else ():
             other = alone[kind, target].path
             spent = Spent(0, updates, stages.seconds(other))
             rows.append(measure.row(other, "none", kind, kept, spent, *against))
+    write_scores(_folder(cfg), orders)
     if votes:
         write_heads(_folder(cfg), votes)
     _record(cfg, rows, started, machine, {"base": base / "model.safetensors"})
@@ -159,8 +170,11 @@ def _record(
     inputs: dict[str, Path] | None = None,
 ) -> None:  # fmt: skip
     """Write the rows, the table and figures made of them, and where they come from."""
-    folder = _folder(cfg)
+    folder, own = _folder(cfg), cell.folder()
     write_rows(folder, rows)
+    if own is not None:
+        keys = [[row.method, row.variant, row.scope, row.target, row.seed, row.run] for row in rows]
+        write_json(own / "rows.json", {"folder": str(folder), "rows": keys})
     if started is not None and machine is not None:
         record = asdict(cfg)
         record["machine"] |= asdict(machine)
@@ -170,7 +184,13 @@ def _record(
         result = manifest(sys.argv[1:], record, inputs or {}, started, repo if (repo / ".git").exists() else None)
         # This command may have found its runs finished: each says for itself which code made it, and how long it took.
         result["runs"] = {row.run: _made(Path(row.run)) for row in rows}
-        write_json(folder / name, result)
+        write_json(own / "manifest.json" if own is not None else folder / name, result)
+    if own is None:
+        report(folder)
+
+
+def report(folder: Path) -> None:
+    """Make table and figures of the rows in ``folder`` and show the table."""
     for path in make_report(folder):
         say(str(path))
     console.print((folder / "table.md").read_text(encoding="utf-8"), markup=False)

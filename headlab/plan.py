@@ -27,6 +27,7 @@ class Plan:
     alone: list[tuple[str, int | None]]
     method: str
     base_updates: int
+    untuned: bool
 
     @classmethod
     def of(cls, cfg: Config) -> Plan:
@@ -41,7 +42,7 @@ class Plan:
         kinds = [kind for kind in cfg.prune.controls if kind != "control"]
         alone = [(kind, target) for target in updates for kind in kinds]
         control = "control" in cfg.prune.controls
-        return cls(targets, updates, [*own, *rivals], control, alone, method, cfg.optim.updates)
+        return cls(targets, updates, [*own, *rivals], control, alone, method, cfg.optim.updates, cfg.prune.untuned)
 
     @property
     def kinds_alone(self) -> list[str]:
@@ -61,6 +62,9 @@ class Plan:
             if stages.chains(name):
                 tasks[f"select {name}"] = Task(stages.select, (base, name, self.targets))
                 before[name] = (f"select {name}",)
+            elif stages.looks(name):
+                tasks[f"score {name}"] = Task(stages.score, (base, name))
+                before[name] = (f"score {name}",)
         if self.control:
             tasks["control"] = Task(stages.control, (base, set(self.updates.values())))
         for name, target in self.wanted:
@@ -69,6 +73,8 @@ class Plan:
             tasks[own] = Task(function, (stages, base, name, self.targets, target), before.get(name, ()))
             if name == "gha":  # its models share trainings and votes
                 before[name] = (own,)
+            if self.untuned:
+                tasks[f"untuned {own}"] = Task(_untuned, (stages, base, name, self.targets, target), (own,))
         for kind, target in self.alone:
             arguments = (stages, base, kind, target)
             tasks[f"{kind} {target}"] = Task(self.trained_alone, arguments, (f"{self.method} {target}",))
@@ -77,6 +83,10 @@ class Plan:
 
 def _pruned(stages: GroupedStages, base: RunDir, method: str, targets: list[int], target: int | None) -> None:
     stages.pruned(base, method, targets, target)
+
+
+def _untuned(stages: GroupedStages, base: RunDir, method: str, targets: list[int], target: int | None) -> None:
+    stages.untuned(base, method, targets, target)
 
 
 def _grouped(stages: GroupedStages, base: RunDir, method: str, targets: list[int], target: int | None) -> None:

@@ -18,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from headlab import __version__
+from headlab import __version__, cell
 from headlab.errors import RunError, UserError
 
 #: Distributions whose version can change a result; those that are not installed are left out of a manifest.
@@ -123,6 +123,8 @@ class RunDir:
     def open(self, lock: bool = True) -> Iterator[RunDir]:
         """Make the directory and keep other headlab processes out of it meanwhile; raise RunError if one is in it.
 
+        A cell of a sweep waits for the other process instead, and has to look afterwards whether the run is done.
+
         The lock is the kernel's (flock), so it is gone with the process however that ends.
         """
         try:
@@ -136,11 +138,13 @@ class RunDir:
             try:
                 fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                stream.seek(0)
-                holder = stream.read().strip() or "unknown"
-                raise RunError(
-                    f"{self.path} is being worked on by another headlab (process {holder}): wait for it or stop it"
-                ) from None
+                if cell.folder() is None:
+                    stream.seek(0)
+                    holder = stream.read().strip() or "unknown"
+                    raise RunError(
+                        f"{self.path} is being worked on by another headlab (process {holder}): wait for it or stop it"
+                    ) from None
+                fcntl.flock(stream, fcntl.LOCK_EX)  # cells may need the same run: one makes it, others wait
             stream.truncate(0)
             stream.write(str(os.getpid()))
             stream.flush()

@@ -1,6 +1,7 @@
 """The stages of a run: each makes one run directory, or finds it finished.
 
-data → base → select (gates over the base's weights) → pruned (heads removed, fine-tuned), beside control and scratch.
+data → base → select (gates over the base's weights), beside control and scratch; what removes heads is in
+:mod:`headlab.pruning`.
 """
 
 from __future__ import annotations
@@ -18,25 +19,22 @@ import torch
 
 from headlab import corpora, identities
 from headlab.attention.heads import Layout
-from headlab.attention.removal import remove_heads
 from headlab.averaging import averaged, candidates
 from headlab.checks import scope_of
 from headlab.compose import save_config
 from headlab.config import Config, OptimConfig
-from headlab.errors import UserError
 from headlab.fairseq_plugin.binarize import binarize
-from headlab.fairseq_plugin.checkpoints import read_tensors
 from headlab.fairseq_plugin.components import HeadlabTask
-from headlab.fairseq_plugin.model import HeadlabTransformer, build_model, detached_state, freeze_decoder, load_weights
+from headlab.fairseq_plugin.model import HeadlabTransformer, build_model, freeze_decoder
 from headlab.fairseq_plugin.modelfiles import save_model, saved_model
 from headlab.fairseq_plugin.setup import Corpus, Machine, load_task
 from headlab.fairseq_plugin.training import Job, Span, fit
 from headlab.lite import as_small_as
-from headlab.measure import Spent, run_of
+from headlab.measure import run_of
 from headlab.methods.base import Method
 from headlab.methods.dsp import DSP
 from headlab.methods.l0 import L0
-from headlab.methods.random import Random
+from headlab.orderings import ordering
 from headlab.progress import say
 from headlab.runs import RunDir, atomic_write, manifest, read_json, write_json
 
@@ -142,73 +140,14 @@ class Stages:
                 self._finish(run, started, {"base": base / "model.safetensors"}, keep=("states",))
         return run
 
-    def _selection(self, base: RunDir, method: str, targets: list[int], target: int | None) -> RunDir:
-        """The selection run that ``target`` branches off.
-
-        It passes through all targets, or is one for this target alone, with as many updates as the other would have
-        had by then, so that methods are compared at equal updates.
-        """
-        if target is None or self.chains(method):
-            return self.select(base, method, targets)
-        updates = self.cfg.prune.selection_updates * (targets.index(target) + 1)
-        prune = replace(self.cfg.prune, target=target, targets=None, selection_updates=updates)
-        return replace(self, cfg=replace(self.cfg, prune=prune)).select(base, method, [target])
-
-    def pruned(self, base: RunDir, method: str, targets: list[int], target: int | None) -> RunDir:
-        """The model with exactly ``target`` heads of the scope left (None: as many as the gates leave open).
-
-        A method that trains branches off its selection run when that has reached the target; others prune the
-        base, and spend on fine-tuning what selection would have taken.
-        """
-        cfg, prune = self.cfg, self.cfg.prune
-        place = targets.index(target) + 1 if target is not None else 1
-        branch = prune.selection_updates * place
-        stop = branch + prune.finetune_updates
-        optim = identities.continuation(self.cfg, stop)
-        trains = self._method(method, targets).trains
-        selection = self._selection(base, method, targets, target) if trains else None
-        identity = self._continuation(
-            "pruned", base, optim, method=method, settings=self._method_settings(method), target=target,
-            selection=selection.path.name if selection is not None else None, branch=branch, stop=stop,
-        )  # fmt: skip
-        label = f"{cfg.data.name}-{method}-{'lambda' if target is None else target}"
-        run = RunDir(Path(cfg.runs_dir), "pruned", label, identity)
-        with self._making(run, identity) as started:
-            if started is not None:
-                model, task, corpus = self._from_base(base)
-                chosen = self._method(method, [] if target is None else [target])
-                chosen.attach(model, scope_of(cfg))
-                inputs = {"base": base / "model.safetensors"}
-                if selection is not None:
-                    inputs["selection"] = selection / "states" / f"{branch}.safetensors"
-                    load_weights(model, read_tensors(inputs["selection"]))
-                emergent = chosen.emergent()
-                count = emergent if target is None else target
-                assert count is not None  # checks.py refuses a ranking method without a target
-                layout, factors = chosen.keep(count, model.layout()), chosen.factors()
-                scores = {str(head): score for head, score in chosen.scores().items()}
-                write_json(
-                    run / "selection.json", {"open_heads": emergent, "kept": count, "update": branch, "scores": scores}
-                )
-                try:
-                    remove_heads(model, layout, factors)
-                except ValueError as error:  # with method.l0.fold=gate
-                    advice = "set method.l0.fold=one or a smaller target"
-                    raise UserError(f"{run}: {error}; {advice}") from None
-                span = Span(branch if trains else 0, stop)
-                self._fit(run, model, task, optim, span, candidates(optim, span))
-                weights = averaged(run.path, optim, span) if span.start < span.stop else detached_state(model)
-                save_model(model, weights, corpus, run.path)
-                self._finish(run, started, inputs)
-        return run
-
     # --- the work inside --------------------------------------------------------------------------------------
 
     def _continuation(self, stage: str, base: RunDir, optim: OptimConfig, **parts: Any) -> dict[str, Any]:
         return identities.of_continuation(self.cfg, self.machine, stage, base, optim, **parts)
 
     def _method_settings(self, method: str) -> dict[str, Any]:
-        return asdict(getattr(self.cfg.method, method))
+        settings = getattr(self.cfg.method, method, None)
+        return {} if settings is None else asdict(settings)
 
     def trains(self, method: str) -> bool:
         """Whether ``method`` spends updates on selecting heads."""
@@ -222,23 +161,11 @@ class Stages:
         """Wall time of the finished run that a model folder belongs to."""
         return float(read_json(run_of(run) / "manifest.json")["wall_seconds"])
 
-    def spent(self, base: RunDir, method: str, targets: list[int], target: int | None, run: RunDir) -> Spent:
-        """What the pruned model in ``run`` cost beyond updates of the base, and in seconds with them."""
-        per_target, finetune = self.cfg.prune.selection_updates, self.cfg.prune.finetune_updates
-        branch = per_target * (targets.index(target) + 1 if target is not None else 1)
-        seconds = self.seconds(base.path) + self.seconds(run.path)
-        if not self.trains(method):
-            return Spent(0, branch + finetune, seconds)
-        share = branch / (per_target * max(len(targets), 1)) if self.chains(method) else 1.0
-        selection = self._selection(base, method, targets, target)
-        return Spent(branch, finetune, seconds + self.seconds(selection.path) * share)
-
     def _method(self, method: str, targets: list[int]) -> Method:
-        if method == "random":
-            seed = self.cfg.method.random.seed
-            return Random(self.cfg.seed if seed is None else seed)
         if method == "dsp":
             return DSP(self.cfg.method.dsp, targets[-1] if targets else 0)
+        if method != "l0":
+            return ordering(self.cfg, method)
         return L0(self.cfg.method.l0, targets, self.cfg.prune.selection_updates)
 
     @property
@@ -302,6 +229,10 @@ class Stages:
             yield None
             return
         with run.open():
+            if run.done:  # by another process, while this one waited for it
+                say(f"{run}: finished")
+                yield None
+                return
             save_config(self.cfg, run / "config.yaml")
             write_json(run / "identity.json", identity)
             say(f"{run}: {'going on' if (run / 'metrics.jsonl').exists() else 'starting'}")

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from headlab.attention.heads import Head, Layout, check_scope
 from headlab.attention.layer import HeadAttention, attention_layers
+
+
+class Looked(NamedTuple):
+    """A forward pass over a batch: cross-entropy in nats, summed over its target tokens, and how many there are."""
+
+    loss: Tensor
+    tokens: int
+
+
+#: A forward pass over a batch in evaluation mode, without gradients but for a method that ``differentiates``.
+LossFn = Callable[[Any], Looked]
 
 
 class Method(ABC):
@@ -25,6 +36,8 @@ class Method(ABC):
     chain: ClassVar[bool] = False  # whether one training passes through all targets, falling; or each has its own
     freezes: bool = False  # whether the model stays as it is while scores are trained
     watches: ClassVar[bool] = False  # whether it looks at the valid set when an epoch ends: epoch_ended()
+    looks: ClassVar[bool] = False  # whether scores come from score(), which looks at the valid set
+    differentiates: ClassVar[bool] = False  # whether score() needs a loss with gradients
     learning_rate: float = 0.0  # of the method's own parameters, marked ``param_group = "gates"``
 
     scope: tuple[str, ...]
@@ -42,14 +55,17 @@ class Method(ABC):
     def advance(self, epoch: int, update: int, progress: float) -> None:  # noqa: B027 - most methods have no schedule
         """Move schedules on; called before update ``update`` (from 0) of ``progress`` (0 to 1) of the training."""
 
-    def epoch_ended(self, epoch: int, update: int, batches: Iterable[Any], loss_fn: Callable[[Any], Tensor]) -> bool:
+    def epoch_ended(self, epoch: int, update: int, batches: Iterable[Any], loss_fn: LossFn) -> bool:
         """Look at ``batches`` of the valid set after an epoch; true if the weights of now have to be kept."""
         return False
 
-    def score(  # noqa: B027 - only methods that look at data
-        self, batches: Iterable[Any], loss_fn: Callable[[Any], Tensor]
-    ) -> None:
-        """Look at ``batches`` through ``loss_fn``, a forward pass in evaluation mode that gives the loss per token."""
+    def score(self, batches: Iterable[Any], loss_fn: LossFn) -> None:  # noqa: B027 - only methods that look at data
+        """Look at ``batches``, once or :attr:`passes` times, through ``loss_fn``."""
+
+    @property
+    def passes(self) -> int:
+        """How many times :meth:`score` goes through its batches; known once the method is attached."""
+        return 1 if self.looks else 0
 
     @abstractmethod
     def scores(self) -> dict[Head, float]:

@@ -14,7 +14,7 @@ centre gets 1. The C heads that stay are chosen in :mod:`headlab.methods.voting`
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import islice
 from typing import Any
 
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from headlab.attention.heads import Head, Layout
 from headlab.attention.layer import HeadAttention, attention_layers
 from headlab.config import GhaConfig
-from headlab.methods.base import Method
+from headlab.methods.base import LossFn, Method
 from headlab.methods.grouping import (
     constraint,
     cosines,
@@ -37,8 +37,6 @@ from headlab.methods.grouping import (
     structure,
 )
 from headlab.methods.voting import LayerVote, stay
-
-LossFn = Callable[[Any], Tensor]
 
 
 class GHA(Method):

@@ -12,6 +12,8 @@ def make_report(folder: Path) -> list[Path]:
     """
     # Here and not above: every cell of a sweep imports report.rows, and matplotlib takes a while.
     from headlab.report.figures import write_figures
+    from headlab.report.orders import write_agreements
     from headlab.report.tables import write_tables
 
-    return [*write_tables(folder), *write_figures(folder)]
+    agreements = write_agreements(folder)
+    return [*write_tables(folder), *([] if agreements is None else [agreements]), *write_figures(folder)]

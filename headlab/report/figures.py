@@ -1,4 +1,4 @@
-"""bleu_vs_heads, heads and cosines: the figures of a results folder, as PNG and PDF."""
+"""bleu_vs_heads, untuned, heads, cosines and orderings: the figures of a results folder, as PNG and PDF."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ from matplotlib.ticker import FixedLocator, NullLocator
 from numpy.typing import NDArray
 
 from headlab.attention.heads import KINDS
+from headlab.report.agreement import agreement_figure
 from headlab.report.cosines import cosine_figure
 from headlab.report.heads import read_heads
+from headlab.report.orders import read_scores
 from headlab.report.summary import Model, read_models
 
 # Okabe and Ito's colours, which colour-blind readers tell apart; series also differ in their markers.
@@ -47,19 +49,30 @@ _STYLE: dict[Any, Any] = {
 
 
 def write_figures(folder: Path) -> list[Path]:
-    """Write bleu_vs_heads and, where there are pruned models with layouts, heads, and where heads voted, cosines.
+    """Write bleu_vs_heads and, where there is something to show, heads, untuned, cosines and orderings.
+
+    heads needs pruned models with layouts, untuned some that were not fine-tuned, cosines heads that voted, and
+    orderings two methods that scored the same heads.
 
     The same CSV files give the same bytes. Raises UserError when rows.csv is missing, empty or damaged.
     """
     models = read_models(folder)
     with matplotlib.rc_context(_STYLE):
-        written = _save(_bleu_figure(models), folder / "bleu_vs_heads")
+        tuned = [model for model in models if not model.untuned]
+        written = _save(_bleu_figure(tuned), folder / "bleu_vs_heads")
+        if len(tuned) < len(models):
+            shown = [model for model in models if model.untuned or model.role == "base"]
+            written += _save(_bleu_figure(shown), folder / "untuned")
         heads = _heads_figure(models, folder)
         if heads is not None:
             written += _save(heads, folder / "heads")
         votes = read_heads(folder)
         if votes is not None:
             written += _save(cosine_figure(votes), folder / "cosines")
+        scores = read_scores(folder)
+        agreement = None if scores is None else agreement_figure(scores)
+        if agreement is not None:
+            written += _save(agreement, folder / "orderings")
     return written
 
 
@@ -100,6 +113,7 @@ def _bleu_figure(models: list[Model]) -> Figure:
 
 def _bleu_panel(ax: Axes, models: list[Model]) -> None:
     pruned = [m for m in models if m.role in ("pruned", "scratch") and m.mean("heads_kept") is not None]
+    untuned = any(model.untuned for model in pruned)
     base = next((model for model in models if model.role == "base"), None)
     if base is not None:
         ax.axhline(_of(base, "bleu"), color="#7F7F7F", linestyle=":", linewidth=1.2, label="base", zorder=1)
@@ -108,7 +122,7 @@ def _bleu_panel(ax: Axes, models: list[Model]) -> None:
         found.setdefault((model.name, model.scope), []).append(model)
     for series in found.values():
         series.sort(key=lambda model: _of(model, "heads_kept"))
-    _reference_lines(ax, [m for m in max(found.values(), key=len, default=[]) if m.delta is not None])
+    _reference_lines(ax, [m for m in max(found.values(), key=len, default=[]) if m.against_control])
 
     styles = iter(_SERIES * (1 + len(found) // len(_SERIES)))
     several_scopes = len({scope for _, scope in found}) > 1
@@ -116,7 +130,11 @@ def _bleu_panel(ax: Axes, models: list[Model]) -> None:
         colour, marker = _RANDOM if name == "random" else next(styles)
         _series(ax, series, colour, marker, f"{name} ({', '.join(scope)})" if several_scopes else name)
     if any(model.low is not None for model in pruned):
-        ax.set_title("bars: 95 % interval of the difference from the control", loc="right", fontsize=8)
+        ax.set_title(
+            f"bars: 95 % interval of the difference from the {'base' if untuned else 'control'}",
+            loc="right",
+            fontsize=8,
+        )
     _heads_axis(ax, pruned)
     ax.set_ylabel("BLEU")
     ax.grid(axis="y", color="#E6E6E6", linewidth=0.6)
@@ -189,7 +207,7 @@ def _of(model: Model, column: str) -> float:
 
 def _heads_figure(models: list[Model], folder: Path) -> Figure | None:
     """A map of the kept heads: a panel per model, layers × heads, its shade the share of seeds that kept the head."""
-    shown = [(m, list(m.layouts(folder).values())) for m in models if m.role == "pruned" and m.variant != "untouched"]
+    shown = [(m, list(m.layouts(folder).values())) for m in models if m.role == "pruned" and not m.untuned]
     shown = [(model, layouts) for model, layouts in shown if layouts and not model.whole]
     if not shown:
         return None

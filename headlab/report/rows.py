@@ -16,8 +16,8 @@ class Row:
     """One measured model. The first six fields are the key; what was not measured is None or empty.
 
     ``method=none`` are models that were not pruned: ``variant`` base, ``control-u<updates>``, scratch (which
-    has a pruned layout from the start), lite1 or lite2 (which are small from the start). ``variant=untouched`` was
-    pruned and not fine-tuned.
+    has a pruned layout from the start), lite1 or lite2 (which are small from the start). A ``variant`` that ends
+    in untuned was pruned and not fine-tuned, and is compared with the base.
     """
 
     experiment: str

@@ -51,6 +51,16 @@ class Model:
         return self.target is None and bool((self.rows["heads_kept"] == self.rows["heads_total"]).all())
 
     @property
+    def untuned(self) -> bool:
+        """Whether it was pruned and not fine-tuned."""
+        return self.role == "pruned" and "untuned" in self.variant.split("-")
+
+    @property
+    def against_control(self) -> bool:
+        """Whether its difference is from a control of equal updates."""
+        return self.delta is not None and not self.untuned
+
+    @property
     def name(self) -> str:
         """What tables and legends call it."""
         if self.method != "none":

@@ -10,6 +10,7 @@ from tabulate import tabulate
 
 from headlab.attention.heads import Layout
 from headlab.report.heads import read_heads, votes_text
+from headlab.report.orders import passes_text, read_scores
 from headlab.report.summary import MARGIN, Model, read_models
 from headlab.runs import atomic_write
 
@@ -38,12 +39,15 @@ def _markdown(models: list[Model], folder: Path) -> str:
     header, body, align = _cells(models)
     table = tabulate(_escaped(body), header, tablefmt="pipe", colalign=align, disable_numparse=True)
     title, *notes = _notes(models)
+    scores = read_scores(folder)
+    looked = "" if scores is None else passes_text(scores[scores["experiment"] == models[0].experiment])
+    notes += [looked] if looked else []
     layouts = [
         f"- {model.name}, {_heads(model)}"
         + (f", seed {seed}" if model.seeds > 1 else "")
         + f": `{_within(layout, model)}`"
         for model in models
-        if model.role in ("pruned", "scratch")
+        if model.role in ("pruned", "scratch") and not model.untuned  # which has the heads of the tuned one
         for seed, layout in model.layouts(folder).items()
     ]
     folded = (
@@ -93,8 +97,8 @@ def _notes(models: list[Model]) -> list[str]:
         )
     if any(model.paper_delta is not None for model in models):
         notes.append("Paper's Δ: the paper's own BLEU with so many heads minus its own BLEU with all.")
-    if any(model.variant == "untouched" for model in models):
-        notes.append("Untouched: pruned and not fine-tuned.")
+    if any(model.untuned for model in models):
+        notes.append("Untuned: heads removed and nothing trained after that; its Δ is against the base.")
     if any(model.role == "scratch" for model in models):
         notes.append("Scratch: a pruned layout trained from random initialisation with the same total updates.")
     if any(model.role == "lite" for model in models):

@@ -15,8 +15,8 @@ from headlab.corpora import Pieces
 from headlab.errors import RunError, UserError
 from headlab.fairseq_plugin.modelfiles import read_layout
 from headlab.fairseq_plugin.setup import Corpus, Machine
+from headlab.pruning import PruningStages
 from headlab.runs import RunDir
-from headlab.stages import Stages
 
 from . import commands, ours, recorded, same, stock
 from .document import Ratio, most_time, ratio
@@ -51,9 +51,9 @@ class Benchmark:
     # --- what is measured ---------------------------------------------------------------------------------------
 
     @cached_property
-    def stages(self) -> Stages:
+    def stages(self) -> PruningStages:
         """headlab's own stages, which find or make what is measured."""
-        return Stages(self.cfg, self.machine)
+        return PruningStages(self.cfg, self.machine)
 
     @cached_property
     def data(self) -> RunDir:

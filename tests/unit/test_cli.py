@@ -121,11 +121,16 @@ def test_a_base_whose_path_has_spaces(calls: Calls, run: Path) -> None:
         (["prune", "--target", "-1"], ["prune.target=-1: has to be from 0 to 48, the number of heads within enc-self"]),
         (["prune", "--target"], ["prune.target: needs a value, as in prune.target=VALUE"]),
         (["prune", "--targt", "10"], ["--targt: no such flag; did you mean prune.target?"]),
-        (["train", "-m"], ["-m: no such flag; did you mean .*"]),
+        (["train", "-x"], ["-x: no such flag; did you mean .*"]),
+        (["evaluate", "r", "-m"], ["-m: evaluate is no sweep; .*", "r: no such run directory; .*"]),
+        (
+            ["prune", "--target", "1", "--dry-run"],
+            ["--dry-run: shows the plan of a sweep; write headlab prune -m --dry-run"],
+        ),
         (["train", "modle=small"], ["modle: no such key; did you mean model?"]),
         (["train", "model=smal"], ["model=smal: no such model; did you mean small\\? .*"]),
         (["prnue", "--target", "10"], ["prnue: no such verb; did you mean prune?"]),
-        (["--seed", "1"], ["no verb; one of data, train, prune, evaluate, translate, report, validate"]),
+        (["--seed", "1"], ["no verb; one of data, train, prune, sweep, evaluate, translate, report, validate"]),
         (["train", "small"], ["small: train takes no such argument; did you mean a key=value?"]),
         (["evaluate"], ["evaluate: needs RUN; see headlab evaluate --help"]),
         (["evaluate", "no/such"], ["no/such: no such run directory; .*"]),
@@ -175,6 +180,7 @@ def test_help_fits_a_screen_and_ends_with_two_examples_that_are_valid(
     assert max(map(len, lines)) <= 120
     assert lines[-3] == "examples:"
     monkeypatch.chdir(run.parent)
+    monkeypatch.setattr("headlab.sweep.sweep", lambda cells, dry_run: None)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
     (run.parent / "runs" / "pruned").mkdir(parents=True)
     run.rename(run.parent / "runs" / "pruned" / "en_ru-l0-10-0123abcd")
@@ -187,7 +193,10 @@ def test_help_fits_a_screen_and_ends_with_two_examples_that_are_valid(
 def test_every_flag_and_key_in_the_help_exists() -> None:
     known = {*keys(), *groups()}
     for text in VERBS.values():
-        flags = {cli.FLAGS.get(flag, flag.replace("-", "_")) for flag in re.findall(r"--([a-z-]+)", text)} - {"flag"}
+        flags = {cli.FLAGS.get(flag, flag.replace("-", "_")) for flag in re.findall(r"--([a-z-]+)", text)} - {
+            "flag",
+            "dry_run",
+        }
         assert flags <= known, flags - known
         written = {key for key in re.findall(r"\b([a-z0-9_.]+)=", text) if key not in ("key", "a.b")}
         assert written <= known, written - known

@@ -27,6 +27,7 @@ def test_the_base_and_ten_heads_have_the_bleu_of_figure_7():
         (("en", "ru"), SCOPE, "random", "", TEN),
         (("en", "ru"), SCOPE, "none", "control-u660", FULL),
         (("en", "ru"), SCOPE, "none", "scratch", TEN),
+        (("en", "ru"), SCOPE, "l0", "lambda-untuned", TEN),
         (("en", "ru"), SCOPE, "none", "base", Layout.full(4, 4, 8)),
         (("en", "ru"), SCOPE, "none", "base", Layout.full(12, 6, 4)),
         (("en", "ru"), SCOPE, "l0", "", FULL.keep([], SCOPE)),

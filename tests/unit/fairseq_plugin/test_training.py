@@ -345,7 +345,9 @@ def test_a_pass_over_the_training_set_changes_nothing(job, new_model, task):
     before = detached_state(model)
     loss_fn, seen = frozen_loss(model, task), []
     for batch in training_batches(model, task, job().optim, 1, "look"):
-        assert 0 < float(loss_fn(batch)) < 10
+        loss, tokens = loss_fn(batch)
+        assert tokens == int(batch["target"].ne(task.target_dictionary.pad()).sum())
+        assert 0 < float(loss) / tokens < 10
         seen += batch["id"].tolist()
     assert sorted(seen) == list(range(160))
     assert same(detached_state(model), before)
