@@ -50,8 +50,7 @@ def measure(cfg: Config, machine: Machine, optim: OptimConfig, out: Path) -> Non
 
 
 def _line(stage: Stage) -> str:
-    name = f"{stage.run.path.parent.name}/{stage.run.path.name}"
-    return f"    {name}: {stage.updates} updates{', finished' if stage.run.done else ''}"
+    return f"    {stage.name}: {stage.updates} updates{', finished' if stage.run.done else ''}"
 
 
 def _time(units: Sequence[Unit], stages: Sequence[Stage], at_once: int) -> str:
