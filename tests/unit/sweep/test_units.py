@@ -12,7 +12,8 @@ from headlab.sweep.cells import cells_of
 from headlab.sweep.units import Share, Unit, is_finished, units_of
 
 COMMON = """
-    data=files data.source_lang=xx data.target_lang=yy data.files.train=train data.files.valid=valid data.files.test=test
+    data=files data.source_lang=xx data.target_lang=yy
+    data.files.train=train data.files.valid=valid data.files.test=test
     model=tiny optim=tiny prune.selection_updates=4 prune.finetune_updates=3
     machine.device=cpu machine.precision=fp32
     """.split()  # noqa: SIM905 - as on a command line
