@@ -41,7 +41,8 @@ def describe(units: Sequence[Unit]) -> list[str]:
     todo = {stage.run.path: stage for unit in units if not unit.finished for stage in unit.stages if not stage.run.done}
     if not todo:
         return [*lines, "nothing is left to train"]
-    return [*lines, _time(units, list(todo.values()), at_once), _disk(units[0].cfg, machine, todo.values(), at_once)]
+    stages = list(todo.values())
+    return [*lines, _time(units, stages, at_once), _disk(units[0].cfg, machine, stages, at_once)]
 
 
 def measure(cfg: Config, machine: Machine, optim: OptimConfig, out: Path) -> None:
@@ -50,8 +51,7 @@ def measure(cfg: Config, machine: Machine, optim: OptimConfig, out: Path) -> Non
 
 
 def _line(stage: Stage) -> str:
-    name = f"{stage.run.path.parent.name}/{stage.run.path.name}"
-    return f"    {name}: {stage.updates} updates{', finished' if stage.run.done else ''}"
+    return f"    {stage.name}: {stage.updates} updates{', finished' if stage.run.done else ''}"
 
 
 def _time(units: Sequence[Unit], stages: Sequence[Stage], at_once: int) -> str:
