@@ -180,7 +180,8 @@ class Config:
     score: ScoreConfig = field(default_factory=ScoreConfig)
     machine: MachineConfig = field(default_factory=MachineConfig)
     seed: int = 1
-    variant: str = ""  # a label for rows, e.g. lambda
+    seeds: list[int] | None = None  # several seeds in one command, side by side
+    variant: str = ""  # a label for rows; a fixed penalty adds its lambda=...
     base: str | None = None  # a run directory to start from instead of training a base
     results: str = "adhoc"  # the folder of results/ that rows go to; set by experiment=
     runs_dir: str = "runs"

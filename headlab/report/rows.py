@@ -1,4 +1,4 @@
-"""rows.csv: one row for every model that was measured; and intervals.csv: differences over several seeds."""
+"""rows.csv: one row for every model that was measured."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from pathlib import Path
 import pandas as pd
 
 from headlab.report.store import Table, natural
+
+#: What tells rows apart.
+KEY = ("experiment", "method", "variant", "scope", "target", "seed")
 
 
 @dataclass
@@ -61,42 +64,19 @@ class Row:
     paper_metric: float | None = None  # the paper's value of ``metric``
 
 
-@dataclass
-class Interval:
-    """A model's difference from its control over all its seeds. The first four fields are the key."""
-
-    method: str
-    variant: str
-    scope: str
-    target: int | None
-    delta: float  # mean over seeds
-    delta_low: float  # 95 % interval, sentences resampled jointly for all seeds
-    delta_high: float
-    sd: float | None  # of the seeds' differences
-    n: int  # seeds
-    p_holm: float  # adjusted for all comparisons of the table
-
-
-def _order(line: Mapping[str, str]) -> tuple[object, ...]:
+def order(line: Mapping[str, str]) -> tuple[object, ...]:
     """Models that were not pruned first, then by method; many heads before few."""
     target = -int(line["target"]) if line["target"].isdigit() else -(10**9)
-    experiment, seed = line.get("experiment", ""), natural(line.get("seed", ""))
-    return experiment, line["method"] != "none", line["method"], natural(line["variant"]), line["scope"], target, seed
+    named = line["method"] != "none", line["method"], natural(line["variant"]), line["scope"]
+    return line["experiment"], *named, target, natural(line["seed"])
 
 
 _ROWS = Table(
     file="rows.csv",
     record=Row,
-    key=("experiment", "method", "variant", "scope", "target", "seed"),
-    sort=_order,
+    key=KEY,
+    sort=order,
     mend="run the experiment to measure its models again",
-)
-_INTERVALS = Table(
-    file="intervals.csv",
-    record=Interval,
-    key=("method", "variant", "scope", "target"),
-    sort=_order,
-    mend="delete it and run the experiment again",
 )
 
 #: The columns of rows.csv, in order.
@@ -117,13 +97,3 @@ def read_rows(folder: Path) -> pd.DataFrame:
     Raises UserError, one line, when the file is missing, empty or damaged.
     """
     return _ROWS.read(folder)
-
-
-def write_intervals(folder: Path, intervals: Sequence[Interval]) -> None:
-    """Put ``intervals`` into ``folder``/intervals.csv, as :func:`write_rows` does with rows."""
-    _INTERVALS.write(folder, intervals)
-
-
-def read_intervals(folder: Path) -> pd.DataFrame | None:
-    """intervals.csv with its types, or None where there is none (an experiment with one seed needs none)."""
-    return _INTERVALS.read(folder) if (folder / _INTERVALS.file).exists() else None

@@ -21,6 +21,8 @@ from headlab.runs import atomic_write
 
 _LOCK = ".rows.lock"
 
+csv.field_size_limit(2**31 - 1)  # a field may hold many numbers; the module stops at 131072 characters
+
 
 @dataclass(frozen=True)
 class Table:
