@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from operator import attrgetter
+from pathlib import Path
 
 from headlab.attention.heads import KINDS, check_scope
 from headlab.config import Config
@@ -167,6 +168,8 @@ def _single(cfg: Config) -> Iterator[Problem]:
         value = attrgetter(key)(cfg)
         if not value or "/" in value or value.startswith("."):
             yield key, f"{key}={value}: has to be a name of a folder, without / and not starting with a dot"
+    if cfg.ablation_of is not None and not (rows := Path(cfg.results_dir) / cfg.ablation_of / "rows.csv").is_file():
+        yield "ablation_of", f"ablation_of={cfg.ablation_of}: there is no {rows}; make that table first or leave it out"
     for key in ("data.source_lang", "data.target_lang"):
         value = attrgetter(key)(cfg)
         if not value or "/" in value or "." in value:

@@ -26,7 +26,7 @@ from headlab.progress import Progress, console, say
 from headlab.report import make_report
 from headlab.report.heads import HeadRow, heads_of, write_heads
 from headlab.report.resamples import write_resamples
-from headlab.report.rows import Row, write_rows
+from headlab.report.rows import Row, copy_ablated, write_rows
 from headlab.runs import RunDir, manifest, read_json, write_json
 from headlab.stages import Stages
 
@@ -59,8 +59,9 @@ def prune(cfg: Config) -> None:
     side_by_side = jobs(cfg.machine, machine)
     shared = replace(machine, threads=max(machine.threads // side_by_side, 1))
     plan = Plan.of(cfg)
-    seeds = [GroupedStages(one, shared) for one in per_seed(cfg)]
-    seeds[0].data()
+    first = GroupedStages(cfg, shared)
+    first.data()
+    seeds = [replace(first, cfg=one) for one in per_seed(cfg)]
     bases = [base_stages(stages, machine, alone=len(seeds) == 1) for stages in seeds]
     if len(seeds) == 1:
         bases[0].base()  # with all threads, since nothing else is to be done
@@ -182,6 +183,8 @@ def _record(
     rows = [row for _, of_seed in measured for row in of_seed]
     write_rows(folder, rows)
     write_resamples(folder, [measure.resamples(row) for measure, of_seed in measured for row in of_seed])
+    if cfg.ablation_of is not None:
+        copy_ablated(Path(cfg.results_dir) / cfg.ablation_of, folder)
     if started is not None and machine is not None:
         record = asdict(cfg)
         record["machine"] |= asdict(machine)

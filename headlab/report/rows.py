@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
 
 from headlab.report.store import Table, natural
+from headlab.runs import atomic_write
 
 #: What tells rows apart.
 KEY = ("experiment", "method", "variant", "scope", "target", "seed")
@@ -79,6 +80,8 @@ _ROWS = Table(
     mend="run the experiment to measure its models again",
 )
 
+_ABLATED = replace(_ROWS, file="ablated.csv")
+
 #: The columns of rows.csv, in order.
 COLUMNS = _ROWS.columns
 
@@ -97,3 +100,17 @@ def read_rows(folder: Path) -> pd.DataFrame:
     Raises UserError, one line, when the file is missing, empty or damaged.
     """
     return _ROWS.read(folder)
+
+
+def copy_ablated(whole: Path, folder: Path) -> None:
+    """Put the rows of the results ``whole`` beside those of its ablations in ``folder``, as ablated.csv.
+
+    Raises UserError, one line, when there are none.
+    """
+    read_rows(whole)  # which says what is wrong with it
+    atomic_write(folder / _ABLATED.file, (whole / _ROWS.file).read_bytes())
+
+
+def read_ablated(folder: Path) -> pd.DataFrame | None:
+    """ablated.csv with its types, or None where the rows of ``folder`` are no ablations."""
+    return _ABLATED.read(folder) if (folder / _ABLATED.file).exists() else None

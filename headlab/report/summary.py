@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from headlab.attention.heads import KINDS, Layout
 from headlab.errors import UserError
 from headlab.report.resamples import Key, Sampled, key_of, read_resamples
-from headlab.report.rows import read_rows
+from headlab.report.rows import read_ablated, read_rows
 from headlab.report.store import natural
 from headlab.scoring.seeds import holm, over_seeds
 
@@ -40,6 +40,8 @@ class Model:
     p_value: float | None  # Holm-adjusted where there are several seeds
     delta_sd: float | None  # over seeds
     paper_delta: float | None  # the paper's BLEU at this count minus the paper's BLEU unpruned
+    ablated_delta: float | None = None  # BLEU minus the mean over seeds of the model that this is an ablation of
+    ablated_sd: float | None = None  # of the seeds of that
 
     @property
     def seeds(self) -> int:
@@ -71,9 +73,12 @@ class Model:
     @property
     def resolved(self) -> str:
         """Whether the difference from the control is as large as two standard deviations of the seeds'."""
-        if self.delta is None or self.delta_sd is None:
-            return ""
-        return "resolved" if abs(self.delta) >= 2 * self.delta_sd else "not resolved"
+        return _resolved(self.delta, self.delta_sd)
+
+    @property
+    def ablation(self) -> str:
+        """The same of the difference from the model that this is an ablation of."""
+        return _resolved(self.ablated_delta, self.ablated_sd)
 
     @property
     def verdict(self) -> str:
@@ -111,6 +116,12 @@ class Model:
         return layouts
 
 
+def _resolved(delta: float | None, sd: float | None) -> str:
+    if delta is None or sd is None:
+        return ""
+    return "resolved" if abs(delta) >= 2 * sd else "not resolved"
+
+
 def read_models(folder: Path) -> list[Model]:
     """The models of rows.csv in table order: base, methods (random last), scratch, lite, controls; most heads first.
 
@@ -120,6 +131,7 @@ def read_models(folder: Path) -> list[Model]:
     """
     rows = read_rows(folder)
     sampled = read_resamples(folder)
+    ablated = read_ablated(folder)
     models = []
     for _, seeds in rows.groupby(_GROUP, sort=False, dropna=False):
         first = seeds.iloc[0]
@@ -133,6 +145,7 @@ def read_models(folder: Path) -> list[Model]:
                 rows=seeds.reset_index(drop=True),
                 paper_delta=_paper_delta(seeds, rows[rows["experiment"] == first["experiment"]]),
                 **_differences(seeds, sampled),
+                **_from_ablated(seeds, ablated),
             )
         )
     return sorted(_adjusted(models), key=_order)
@@ -185,6 +198,23 @@ def _resampled(row: Mapping[Hashable, Any], sampled: Mapping[Key, Sampled]) -> t
         return None
     recorded = own.bleu == row["bleu"] and abs(own.bleu - control.bleu - row["delta_bleu"]) < 1e-6
     return (own.draws, own.resampled - control.resampled) if recorded else None
+
+
+def _from_ablated(seeds: pd.DataFrame, ablated: pd.DataFrame | None) -> dict[str, float | None]:
+    """ablated_delta and ablated_sd of the rows of one model: from the row of the whole method.
+
+    That is the one of the same method, scope and target whose variant is what the ablation's begins with, and longest.
+    """
+    if ablated is None or seeds["method"].iloc[0] == "none":
+        return {}
+    found = ablated.merge(seeds[["method", "scope", "target"]].head(1), on=["method", "scope", "target"])
+    variant = seeds["variant"].iloc[0]
+    begun = [name for name in found["variant"].unique() if variant != name and f"{variant}-".startswith(f"{name}-")]
+    begun += [""] if variant and "" in set(found["variant"]) else []
+    if not begun:
+        return {}
+    whole = found[found["variant"] == max(begun, key=len)]["bleu"]
+    return {"ablated_delta": _number(seeds["bleu"].mean() - whole.mean()), "ablated_sd": _number(whole.std(ddof=1))}
 
 
 def _paper_delta(seeds: pd.DataFrame, experiment: pd.DataFrame) -> float | None:

@@ -6,7 +6,7 @@ import pytest
 from headlab.errors import UserError
 from headlab.report.figures import _bleu_figure, write_figures
 from headlab.report.resamples import Resamples, read_resamples, write_resamples
-from headlab.report.rows import write_rows
+from headlab.report.rows import copy_ablated, write_rows
 from headlab.report.summary import read_models
 from headlab.report.tables import write_tables
 
@@ -156,3 +156,23 @@ def test_values_of_one_setting_are_one_series_of_the_figure(tmp_path):
     (ax,) = _bleu_figure(read_models(tmp_path)).axes
     lines = {line.get_label(): list(line.get_xdata()) for line in ax.lines}
     assert lines["l0, lambda"] == [2, 5]
+
+
+def test_an_ablation_is_told_from_the_seeds_of_the_whole_method(tmp_path):
+    whole, folder = tmp_path / "whole", tmp_path / "ablations"
+    target = {"": 2, "ght-c2": None}
+    write_rows(
+        whole, [row("gha", v, target[v], seed=s, bleu=b) for v in target for s, b in ((1, 20.0), (2, 21), (3, 22))]
+    )
+    write_rows(whole, [row("none", "base", None, seed=1, bleu=25.0)])
+    scores = [("vote-at-start", 2, 18.9), ("paper", 2, 19.1), ("ght-c2-paper", None, 23.0), ("ght-c3", None, 9.0)]
+    write_rows(folder, [row("gha", variant, target, bleu=bleu) for variant, target, bleu in scores])
+    copy_ablated(whole, folder)
+    write_tables(folder)
+    found = {line["model"]: line["Δ from the whole method"] for line in cells(folder)}
+    assert found == {  # the mean is 21 and the standard deviation 1
+        "gha, vote-at-start": "−2.10, resolved",
+        "gha, paper": "−1.90, not resolved",
+        "gha, ght-c2-paper": "+2.00, resolved",
+        "gha, ght-c3": "",
+    }
