@@ -209,8 +209,8 @@ def _from_ablated(seeds: pd.DataFrame, ablated: pd.DataFrame | None) -> dict[str
         return {}
     found = ablated.merge(seeds[["method", "scope", "target"]].head(1), on=["method", "scope", "target"])
     variant = seeds["variant"].iloc[0]
-    begun = [name for name in found["variant"].unique() if variant != name and f"{variant}-".startswith(f"{name}-")]
-    begun += [""] if variant and "" in set(found["variant"]) else []
+    names = [name for name in found["variant"].unique() if name != variant]
+    begun = [name for name in names if not name or variant.startswith(f"{name}-")]
     if not begun:
         return {}
     whole = found[found["variant"] == max(begun, key=len)]["bleu"]
