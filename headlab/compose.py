@@ -72,7 +72,8 @@ def nearest(name: str, valid: Iterable[str]) -> str:
         return " or ".join(same_end)
 
     def likeness(full: str) -> float:
-        return max(difflib.SequenceMatcher(None, name, part).ratio() for part in (full, full.rpartition(".")[2]))
+        last = difflib.SequenceMatcher(None, name, full.rpartition(".")[2]).ratio()
+        return max(difflib.SequenceMatcher(None, name, full).ratio(), 0.85 * last)  # modle is model, not method.dsp.mode
 
     return max(names, key=lambda full: (likeness(full), -len(full)))
 

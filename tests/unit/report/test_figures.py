@@ -72,7 +72,7 @@ def test_a_head_that_half_of_the_seeds_keep_is_paler(tmp_path):
         [row("l0", "", 0), row("l0", "", 1)],
         [row("none", "scratch", 3), row("none", "control-u5", None)],
         [row("l0", "", 3, bleu=None, metric="perplexity", metric_value=9.5)],
-        [row("l0", "", 3), replace(row("l0", "untuned", 3), experiment="another")],
+        [row("l0", "", 3), replace(row("l0", "folded", 3), experiment="another")],
         [row("l0", "", 3), row("gha", "", 9, scope="enc-self dec-self enc-dec")],
         [row(f"method{i}", "", 3) for i in range(9)],
     ],
