@@ -169,7 +169,7 @@ class DSP(Method):
 
     def scores(self) -> dict[Head, float]:
         """w of every head."""
-        return {head: float(w) for head, w in zip(self.heads(), self.weights(), strict=True)}
+        return dict(zip(self.heads(), self.weights().tolist(), strict=True))
 
     def undecided(self) -> float:
         """How many of the heads of a draw are not among those that would be kept, on average."""
@@ -190,7 +190,8 @@ class DSP(Method):
 
     def warnings(self) -> list[str]:
         """Weights that hardly moved, or draws that still differ from what is kept."""
-        found, moved = [], float((self.weights().detach() - self.start).abs().amax())
+        found: list[str] = []
+        moved = max((self.weights().detach() - self.start).abs().tolist(), default=0.0)
         if 0 < self.target < len(self.start) and moved < 0.5:
             found.append(f"no weight moved by more than {moved:.2f}: raise method.dsp.lr or the number of updates")
         if (undecided := self.undecided()) > self.target / 4:

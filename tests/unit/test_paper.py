@@ -49,6 +49,7 @@ TWO = BASE.keep([head for head in BASE if head.index in (2, 5)], KINDS)
         (("de", "en"), "gha", "", TWO, 35.2),
         (("en", "it"), "gha", "constraint-in-both", TWO, 30.6),
         (("it", "en"), "l0", "", TWO, 30.8),
+        (("en", "de"), "dsp", "", TWO, 27.5),
         (("en", "de"), "none", "lite1", Layout.full(4, 4, 8), 27.9),
         (("en", "ru"), "gha", "", TWO, None),
         (("de", "en"), "gha", "", BASE, None),
