@@ -229,7 +229,7 @@ class Stages:
             yield None
             return
         with run.open():
-            if run.done:  # by another process, while this one waited for it
+            if (run / "DONE").is_file():  # by another process, while this one waited for it
                 say(f"{run}: finished")
                 yield None
                 return

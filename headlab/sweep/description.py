@@ -15,7 +15,6 @@ from headlab.lite import model_shape
 from headlab.parallel import Task
 from headlab.runs import read_json, write_json
 from headlab.scoring.size import parameters
-from headlab.stages import Stages
 from headlab.sweep.survey import Stage, Survey
 from headlab.sweep.units import Share, Unit
 
@@ -31,17 +30,16 @@ def describe(units: Sequence[Unit]) -> list[str]:
     share = Share.of(units[0].cfg)
     at_once = share.parallel or len(units)
     machine = share.machine
-    lines = [
-        f"{len(units)} processes, {at_once} at once, each with {machine.threads} threads of a {machine.device} in "
-        f"{machine.precision}"
-    ]
+    each = f"{machine.device}, {machine.precision}, threads: {machine.threads}"
+    lines = [f"{len(units)} processes, {at_once} at once; each: {each}"]
     for unit in units:
         state = "finished" if unit.finished else f"after {' and '.join(unit.needs)}" if unit.needs else "to do"
         lines += [f"{unit.name}: {state}", *(_line(stage) for stage in unit.stages)]
     todo = {stage.run.path: stage for unit in units if not unit.finished for stage in unit.stages if not stage.run.done}
     if not todo:
         return [*lines, "nothing is left to train"]
-    return [*lines, _time(units, list(todo.values()), at_once), _disk(units[0].cfg, machine, todo.values(), at_once)]
+    stages = list(todo.values())
+    return [*lines, _time(units, stages, at_once), _disk(units[0].cfg, machine, stages, at_once)]
 
 
 def measure(cfg: Config, machine: Machine, optim: OptimConfig, out: Path) -> None:
@@ -50,8 +48,7 @@ def measure(cfg: Config, machine: Machine, optim: OptimConfig, out: Path) -> Non
 
 
 def _line(stage: Stage) -> str:
-    name = f"{stage.run.path.parent.name}/{stage.run.path.name}"
-    return f"    {name}: {stage.updates} updates{', finished' if stage.run.done else ''}"
+    return f"    {stage.name}: {stage.updates} updates{', finished' if stage.run.done else ''}"
 
 
 def _time(units: Sequence[Unit], stages: Sequence[Stage], at_once: int) -> str:
@@ -74,7 +71,7 @@ def _time(units: Sequence[Unit], stages: Sequence[Stage], at_once: int) -> str:
 
 
 def _disk(cfg: Config, machine: Machine, stages: Sequence[Stage], at_once: int) -> str:
-    data = Stages(cfg, machine).data()
+    data = Survey(cfg, machine).data()
     langs = (cfg.data.source_lang, cfg.data.target_lang)
     sizes = [
         4 + len((data / "bin" / f"dict.{lang}.txt").read_text(encoding="utf-8").splitlines()) for lang in langs

@@ -57,7 +57,7 @@ def values_of(key: str, text: str) -> list[str]:
         return [text]
     if parsed.is_interval_sweep():
         raise UserError(f"{key}={text}: an interval has no end of values; write {key}=range(START,STOP,STEP) or a list")
-    glob = parsed.value()
+    glob: Any = parsed.value()
     if isinstance(glob, Glob):
         if key not in groups():
             raise UserError(f"{key}={text}: glob is for groups of files: {', '.join(groups())}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from headlab.errors import UserError
 from headlab.fairseq_plugin.setup import Machine
 from headlab.sweep.overview import Overview
 from headlab.sweep.units import Unit
-from headlab.sweep.worker import Work
+from headlab.sweep.worker import GRACE, Work
 
 if TYPE_CHECKING:
     from submitit.core.core import Job
@@ -53,8 +54,25 @@ class Launcher:
         for name in [*folder.glob("*_result.pkl"), unit.folder / "progress.json", unit.folder / "DONE"]:
             name.unlink(missing_ok=True)
         work = Work(unit.verb, unit.arguments, unit.folder, tuple(unit.points), self.lock if self.local else None)
-        job: Job[int] = self._executor(unit, folder, place).submit(work)
+        executor = self._executor(unit, folder, place)
+        # Ctrl-C reaches every process of a terminal: the sweep alone is to take it, and ends its processes in order
+        previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            job: Job[int] = executor.submit(work)
+        finally:
+            signal.signal(signal.SIGINT, previous)
         return job
+
+    def end(self, jobs: Sequence[Job[int]]) -> None:
+        """End processes, and wait for that a while: one that takes longer ends itself when the sweep is gone."""
+        for job in jobs:
+            if not self.local:
+                job.cancel(check=False)
+            elif not job.done():
+                os.kill(int(job.job_id), signal.SIGTERM)  # submitit's own process, which hands it on
+        limit = time.monotonic() + GRACE
+        while any(not job.done() for job in jobs) and time.monotonic() < limit:
+            time.sleep(0.1)
 
     def code(self, job: Job[int]) -> int | None:
         """headlab's exit code of a job that has ended; None where its process was ended from outside."""
@@ -103,7 +121,7 @@ def launch(units: Sequence[Unit], launcher: Launcher, parallel: int | None, over
                 if lost := [name for name in unit.needs if name in failures]:
                     del waiting[unit.name]
                     failures[unit.name] = Failure(unit, f"not started, since this failed: {lost[0]}", None)
-                    overview.failed(failures[unit.name].unit, failures[unit.name].line)
+                    overview.failed(unit, failures[unit.name].line)
             busy = {unit.name for unit, _ in running.values()}
             ready = [unit for unit in waiting.values() if not any(n in waiting or n in busy for n in unit.needs)]
             free = [place for place in range(parallel or len(units)) if place not in running]
@@ -124,10 +142,7 @@ def launch(units: Sequence[Unit], launcher: Launcher, parallel: int | None, over
             if running:
                 time.sleep(LOOK[launcher.cfg.name])
     finally:
-        for _, job in running.values():
-            job.cancel(check=False)
-        while any(not job.done() for _, job in running.values()):
-            time.sleep(0.1)
+        launcher.end([job for _, job in running.values()])
     return list(failures.values())
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 
@@ -70,7 +71,7 @@ class Overview:
         """Show how far everything is."""
         now = time.monotonic()
         if self.live is not None:
-            self.live.update(self._table(), refresh=True)
+            self.live.update(Group(self._table(), self._counts()), refresh=True)
         elif now - self.spoke >= PLAIN_INTERVAL:
             self.spoke = now
             running = [state.unit for state in self.states.values() if state.state == "running"]
@@ -91,7 +92,7 @@ class Overview:
         return (time.monotonic() - self.began) * todo / done if done and todo else None
 
     def _table(self) -> Table:
-        table = Table(caption=self._counts(), expand=False)
+        table = Table()
         for column in ("cell", "state", "stage", "progress", "time left"):
             table.add_column(column, no_wrap=column != "cell", overflow="ellipsis")
         states = sorted(self.states.values(), key=lambda state: ORDER.index(state.state))

@@ -72,7 +72,7 @@ class Share:
 
 
 def units_of(cells: Sequence[Cell]) -> list[Unit]:
-    """Bases first, then controls, then the cells; what is finished is marked, a finished base or control left out.
+    """Bases first, then controls, then the cells; what is finished is marked.
 
     The corpora have to be there.
     """
@@ -98,11 +98,10 @@ def units_of(cells: Sequence[Cell]) -> list[Unit]:
         own.append(unit)
     for unit in controls.values():
         _find_control(unit)
-    shared = [unit for unit in [*bases.values(), *controls.values()] if not unit.finished]
-    started = {unit.name for unit in shared}
-    for unit in [*shared, *own]:
-        unit.needs = tuple(name for name in unit.needs if name in started)
-    return [*shared, *own]
+    shared = {**bases, **controls}
+    for unit in [*shared.values(), *own]:
+        unit.needs = tuple(name for name in unit.needs if not shared[name].finished)
+    return [*shared.values(), *own]
 
 
 def _cell(cell: Cell) -> Unit:
@@ -126,20 +125,20 @@ def arguments(cell: Cell, machine: Machine) -> tuple[str, ...]:
 
 
 def is_finished(folder: Path) -> bool:
-    """Whether a cell is done, its rows are where it wrote them, and the runs that they tell of are complete."""
+    """Whether a cell is done, rows are where it wrote its own, and the runs that these told of are complete."""
     if not (folder / "DONE").is_file():
         return False
     record = read_json(folder / "rows.json")
     if not (Path(record["folder"]) / "rows.csv").is_file():
         return False
     there = _keys(read_rows(Path(record["folder"])))
-    return all(tuple(key) in there and (Path(key[-1]) / "DONE").is_file() for key in record["rows"])
+    return all(tuple(key) in there and (Path(run) / "DONE").is_file() for *key, run in record["rows"])
 
 
 def _keys(rows: pd.DataFrame) -> set[tuple[Any, ...]]:
     targets = [None if pd.isna(target) else int(target) for target in rows["target"]]
     seeds = [int(seed) for seed in rows["seed"]]
-    return set(zip(rows["method"], rows["variant"], rows["scope"], targets, seeds, rows["run"], strict=True))
+    return set(zip(rows["method"], rows["variant"], rows["scope"], targets, seeds, strict=True))
 
 
 def _base(bases: dict[str, Unit], cell: Unit, base: RunDir) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 from headlab import cell, cli
 from headlab.runs import atomic_write
 
-#: Seconds that a process has to leave its work in order once its sweep is gone.
+#: Seconds that a process has to leave its work in order when it is told to end.
 GRACE = 10
 
 
@@ -32,7 +32,6 @@ class Work:
     def __call__(self) -> int:
         """Do the work and return headlab's exit code; ``DONE`` is written after all else."""
         if self.follow is not None:
-            os.setsid()  # the sweep ends its processes itself: Ctrl-C on its terminal is not to reach them twice
             threading.Thread(target=_follow, args=(self.follow,), daemon=True).start()
         os.environ[cell.VARIABLE] = str(self.folder)
         sys.argv = ["headlab", self.verb, *self.arguments]

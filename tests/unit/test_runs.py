@@ -6,11 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from headlab import cell
 from headlab.errors import RunError, UserError
 from headlab.runs import RunDir, atomic_write, digest, manifest, read_json, sha256_of, write_json
 
@@ -115,6 +117,16 @@ def test_the_lock_keeps_others_out_and_dies_with_its_process(tmp_path: Path) -> 
         holder.wait()
         if holder.stdout is not None:
             holder.stdout.close()
+
+
+def test_a_cell_of_a_sweep_waits_for_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(cell.VARIABLE, str(tmp_path))
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "locked\n"
+        threading.Timer(0.2, holder.kill).start()
+        with RunDir(tmp_path, "train", "x", {}).open():
+            assert holder.wait() == -signal.SIGKILL
 
 
 def test_manifest_says_where_a_result_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
