@@ -60,9 +60,24 @@ format: setup  ## format the code and fix what ruff can fix
 smoke: setup  ## the whole pipeline at toy size, under two minutes: results/smoke/
 	$(BIN)/headlab prune experiment=smoke
 
-reproduce-en-ru: setup  ## the English-Russian table: results/en_ru/ (LAMBDA=1: a fixed penalty too; SMOKE=1: toy size)
-	$(BIN)/headlab prune experiment=$(if $(SMOKE),smoke,en_ru)
-	$(if $(and $(LAMBDA),$(if $(SMOKE),,1)),$(BIN)/headlab prune experiment=en_ru_lambda)
+# EVIDENCE=1: scratch beside 10 heads, three seeds, three fixed penalties; resumable, in under 3 hours on two cores
+PENALTIES := $(if $(EVIDENCE),0.003 0.005 0.01,$(if $(LAMBDA),0.005))
+ifdef SMOKE
+EN_RU := experiment=smoke
+EN_RU_SCRATCH := 'prune.rivals={random: [4], scratch: [4]}'
+EN_RU_SEEDS := $(EN_RU) seeds=[2,3] prune.targets=[4] $(EN_RU_SCRATCH)
+EN_RU_LAMBDA := $(EN_RU) prune.targets=null prune.rivals={}
+else
+EN_RU := experiment=en_ru
+EN_RU_SCRATCH := 'prune.rivals={random: [10, 4], scratch: [10]}'
+EN_RU_SEEDS := experiment=en_ru_evidence
+EN_RU_LAMBDA := experiment=en_ru_lambda
+endif
+
+reproduce-en-ru: setup  ## the English-Russian table: results/en_ru/ (LAMBDA=1, EVIDENCE=1: three seeds; SMOKE=1: toy size)
+	$(BIN)/headlab prune $(EN_RU) $(if $(EVIDENCE),$(EN_RU_SCRATCH))
+	$(if $(EVIDENCE),$(BIN)/headlab prune $(EN_RU_SEEDS))
+	$(if $(PENALTIES),for penalty in $(PENALTIES); do $(BIN)/headlab prune $(EN_RU_LAMBDA) --penalty $$penalty; done)
 
 PAIR := en_ru
 SEEDS := $(if $(SMOKE)$(ABLATION),1,1 2 3)
@@ -71,14 +86,16 @@ GHT_SIZE := $(if $(SMOKE),model=tiny optim=tiny data.pieces=500 data.valid_size=
 	prune.target=12 prune.selection_updates=20 prune.finetune_updates=10 prune.warmup=10 \
 	score.bootstrap=200 score.speed_sentences=50 score.speed_rounds=2)
 GHT_RESULTS := $(if $(SMOKE),ght_smoke,ght_$(if $(ABLATION),ablation_)$(PAIR))
+# the table whose seeds tell which differences are resolved, where it is there already
+GHT_WHOLE := $(if $(wildcard results/ght_$(PAIR)/rows.csv),$(if $(SMOKE),,ablation_of=ght_$(PAIR)))
 GHT_RIVALS := 'prune.rivals={l0: [12], random: [12]}'
-GHT_RUN = $(BIN)/headlab prune data=$(PAIR) results=$(GHT_RESULTS) seed=$$seed $(GHT_SIZE)
+comma := ,
+GHT_SEEDS := seeds=[$(subst $() ,$(comma),$(strip $(SEEDS)))]
+GHT_RUN = $(BIN)/headlab prune data=$(PAIR) results=$(GHT_RESULTS) $(GHT_SEEDS) $(GHT_SIZE)
 
 reproduce-ght: setup  ## Grouped Head Attention: results/ght_en_ru/ (PAIR=de_en, ABLATION=1, SMOKE=1, SEEDS="1 2 3")
-	for seed in $(SEEDS); do \
-		$(if $(ABLATION),for name in $(ABLATIONS); do $(GHT_RUN) experiment=ght_ablation/$$name; done,\
-		$(GHT_RUN) experiment=ght $(if $(SMOKE),$(GHT_RIVALS)); $(GHT_RUN) experiment=ght_lite); \
-	done
+	$(if $(ABLATION),for name in $(ABLATIONS); do $(GHT_RUN) $(GHT_WHOLE) experiment=ght_ablation/$$name; done,\
+		$(GHT_RUN) experiment=ght $(if $(SMOKE),$(GHT_RIVALS)); $(GHT_RUN) experiment=ght_lite)
 
 table: setup  ## make the tables and figures of results/en_ru/ again from its rows
 	$(BIN)/headlab report en_ru

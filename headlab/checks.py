@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from operator import attrgetter
+from pathlib import Path
 
 from headlab.attention.heads import KINDS, check_scope
 from headlab.config import Config
@@ -79,7 +80,9 @@ RANGES: list[tuple[str, Callable[[float], bool], str]] = [
     ("from 0 to 4294967295", lambda v: 0 <= v < 2**32, "seed data.seed method.random.seed"),
 ]
 
-CONTROLS = ("control", "scratch", "lite1", "lite2")
+#: Models trained from random initialisation beside pruned ones.
+ALONE = ("scratch", "lite1", "lite2")
+CONTROLS = ("control", *ALONE)
 
 
 def scope_of(cfg: Config) -> tuple[str, ...]:
@@ -116,6 +119,13 @@ def targets_of(cfg: Config) -> list[int]:
     return [cfg.prune.target] if cfg.prune.target is not None else []
 
 
+def label_of(cfg: Config) -> str:
+    """What tells the rows of this command from others: ``variant``, and the lambda of a fixed penalty."""
+    penalty = cfg.method.l0.penalty
+    fixed = f"lambda={penalty:g}" if penalty is not None else ""
+    return "-".join(part for part in (cfg.variant, fixed) if part)
+
+
 def check(cfg: Config, verb: str, bad: set[str]) -> list[Problem]:
     """All that is wrong with ``cfg`` for ``verb``, leaving out what depends on the keys in ``bad``."""
     found = [problem for problem in _single(cfg) if problem[0] not in bad]
@@ -139,6 +149,8 @@ def check(cfg: Config, verb: str, bad: set[str]) -> list[Problem]:
     if known("method.dsp.start", "method.dsp.end") and cfg.method.dsp.end > cfg.method.dsp.start:
         text = f"has to be at most method.dsp.start={cfg.method.dsp.start}: the temperature falls"
         found.append(("method.dsp.end", f"method.dsp.end={cfg.method.dsp.end}: {text}"))
+    if verb == "train" and cfg.seeds is not None:
+        found.append(("seeds", "seeds: train makes one model; set seed, or prune several at once: headlab prune"))
     if verb == "train" and cfg.base is not None:
         found.append(("base", f"base={cfg.base}: train makes a base model; to prune this one: headlab prune --base"))
     if known("experiment", "method.name", "method.l0.penalty", "prune.target", "prune.targets"):
@@ -169,6 +181,8 @@ def _single(cfg: Config) -> Iterator[Problem]:
         value = attrgetter(key)(cfg)
         if not value or "/" in value or value.startswith("."):
             yield key, f"{key}={value}: has to be a name of a folder, without / and not starting with a dot"
+    if cfg.ablation_of is not None and not (rows := Path(cfg.results_dir) / cfg.ablation_of / "rows.csv").is_file():
+        yield "ablation_of", f"ablation_of={cfg.ablation_of}: there is no {rows}; make that table first or leave it out"
     for key in ("data.source_lang", "data.target_lang"):
         value = attrgetter(key)(cfg)
         if not value or "/" in value or "." in value:
@@ -183,12 +197,16 @@ def _single(cfg: Config) -> Iterator[Problem]:
     for name in cfg.prune.controls:
         if name not in CONTROLS:
             yield "prune.controls", f"prune.controls: unknown '{name}': choose from {', '.join(CONTROLS)}"
+    rivals = (*CHOICES["method.name"], *ALONE)
     for name in cfg.prune.rivals:
-        if name not in CHOICES["method.name"]:
-            yield (
-                "prune.rivals",
-                f"prune.rivals: unknown method '{name}': choose from {', '.join(CHOICES['method.name'])}",
-            )
+        if name not in rivals:
+            yield "prune.rivals", f"prune.rivals: unknown method '{name}': choose from {', '.join(rivals)}"
+    if cfg.seeds is not None:
+        if not cfg.seeds or len(set(cfg.seeds)) < len(cfg.seeds):
+            yield "seeds", f"seeds={cfg.seeds}: has to be different whole numbers, at least one, e.g. seeds=[1,2,3]"
+        for seed in cfg.seeds:
+            if not 0 <= seed < 2**32:
+                yield "seeds", f"seeds: {seed} has to be from 0 to {2**32 - 1}"
 
 
 def _goal(cfg: Config, verb: str) -> Iterator[Problem]:

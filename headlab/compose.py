@@ -89,6 +89,8 @@ def compose(overrides: list[str], verb: str = "prune") -> Config:
     for one, other in (("target", "targets"), ("targets", "target")):
         if values.get(f"prune.{one}", "null") != "null" and f"prune.{other}" not in values:
             cfg.prune[other] = None
+    if "seed" in values and "seeds" not in values:
+        cfg.seeds = None
     _assign(cfg, values, found)
     dropped = _drop_rivals(cfg, values) if not found else []
     if cfg.base is not None and verb != "train":

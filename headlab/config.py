@@ -226,8 +226,10 @@ class Config:
     machine: MachineConfig = field(default_factory=MachineConfig)
     launcher: LauncherConfig = field(default_factory=LauncherConfig)
     seed: int = 1
-    variant: str = ""  # a label for rows, e.g. lambda
+    seeds: list[int] | None = None  # several seeds in one command, side by side
+    variant: str = ""  # a label for rows; a fixed penalty adds its lambda=...
     base: str | None = None  # a run directory to start from instead of training a base
+    ablation_of: str | None = None  # the folder of results whose seeds tell whether these differences are resolved
     results: str = "adhoc"  # the folder of results/ that rows go to; set by experiment=
     runs_dir: str = "runs"
     results_dir: str = "results"

@@ -15,7 +15,7 @@ from typing import Any
 from headlab import identities
 from headlab.attention.removal import remove_heads
 from headlab.averaging import averaged, candidates
-from headlab.checks import groups_of, scope_of
+from headlab.checks import groups_of, label_of, scope_of
 from headlab.config import OptimConfig
 from headlab.errors import UserError
 from headlab.fairseq_plugin.checkpoints import read_tensors
@@ -86,7 +86,7 @@ class GroupedStages(PruningStages):
     def variant(self, method: str, target: int | None, unpruned: bool = False, tuned: bool = True) -> str:
         """The label of a row: that of the command, and what of ``gha`` differs from the paper's case."""
         gha = self.cfg.method.gha
-        label = "-".join(part for part in (self.cfg.variant, "" if tuned else "untuned") if part)
+        label = "-".join(part for part in (label_of(self.cfg), "" if tuned else "untuned") if part)
         if method != "gha":
             return label
         groups, voting = groups_of(self.cfg, target)

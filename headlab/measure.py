@@ -20,11 +20,12 @@ from headlab.fairseq_plugin.setup import Machine
 from headlab.lite import model_shape
 from headlab.paper import paper_bleu
 from headlab.progress import Progress, say
+from headlab.report.resamples import Resamples
 from headlab.report.rows import Row
 from headlab.runs import RunDir, atomic_write, digest, read_json, sha256_of, write_json
 from headlab.scoring.size import flops, parameters
 from headlab.scoring.speed import measure_speed
-from headlab.scoring.text import compare, score_text
+from headlab.scoring.text import compare, resampled_bleu, score_text
 
 
 @dataclass(frozen=True)
@@ -67,12 +68,23 @@ class Measure:
             references = self._text("test")[1]
             difference = compare(
                 _lines(folder / "hypotheses.txt"), _lines(control / "hypotheses.txt"), references,
-                cfg.score.bootstrap, cfg.seed,
+                cfg.score.bootstrap, cfg.data.seed,
             )  # fmt: skip
             row.reference = reference
             row.delta_bleu, row.p_value = difference.delta, difference.p_value
             row.delta_low, row.delta_high = difference.low, difference.high
         return row
+
+    def resamples(self, row: Row) -> Resamples:
+        """BLEU of the model of ``row`` on the resamples that all models of this test set share."""
+        samples, seed, references = self.cfg.score.bootstrap, self.cfg.data.seed, self._text("test")[1]
+        values = resampled_bleu(_lines(Path(row.run) / "hypotheses.txt"), references, samples, seed)
+        assert row.bleu is not None
+        return Resamples(
+            row.experiment, row.method, row.variant, row.scope, row.target, row.seed,
+            draws=f"{samples} of {len(references)} sentences {digest(references)}, seed {seed}", bleu=row.bleu,
+            resampled=" ".join(f"{value:.3f}" for value in values),
+        )  # fmt: skip
 
     def scores(self, folder: Path) -> dict[str, Any]:
         """BLEU and chrF on test and BLEU on valid; translations stay in ``hypotheses.txt``."""

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from headlab import cell, corpora, parallel
-from headlab.checks import scope_of, targets_of
+from headlab.checks import label_of, scope_of, targets_of
 from headlab.config import Config
 from headlab.errors import UserError
 from headlab.fairseq_plugin.generation import Translator
@@ -21,12 +21,13 @@ from headlab.ght import GroupedStages
 from headlab.machine import decide, divided, jobs
 from headlab.measure import Measure, Spent, run_of
 from headlab.parallel import Task
-from headlab.plan import Plan
+from headlab.plan import Plan, base_stages, per_seed
 from headlab.progress import Progress, console, say
 from headlab.report import make_report
 from headlab.report.heads import HeadRow, heads_of, write_heads
 from headlab.report.orders import HeadScore, head_scores, write_scores
-from headlab.report.rows import Row, write_rows
+from headlab.report.resamples import write_resamples
+from headlab.report.rows import Row, copy_ablated, write_rows
 from headlab.runs import RunDir, manifest, read_json, write_json
 from headlab.stages import Stages
 
@@ -48,22 +49,35 @@ def train(cfg: Config) -> RunDir:
     label = "none", f"base-{cfg.variant}" if cfg.variant else "base"
     if found is not None:
         label = "gha", stages.variant("gha", targets[0] if targets else None, unpruned=True)
-    _record(cfg, [measure.row(run.path, *label, None, Spent(seconds=stages.seconds(run.path)))])
+    _record(cfg, [(measure, [measure.row(run.path, *label, None, Spent(seconds=stages.seconds(run.path)))])])
     return run
 
 
 def prune(cfg: Config) -> None:
-    """Base, control, the method's pruned models, its rivals, and the table of them all."""
+    """Base, control, the method's pruned models, its rivals, and the table of them all; of every seed."""
     started = time.time()
     machine = _machine(cfg)
-    first = GroupedStages(cfg, machine)
-    base = first.base()
-    _check_base(cfg, base)
     side_by_side = jobs(cfg.machine, machine)
-    stages = replace(first, machine=divided(machine, side_by_side))
+    shared = divided(machine, side_by_side)
     plan = Plan.of(cfg)
-    parallel.run(plan.training(stages, base), side_by_side)
+    first = GroupedStages(cfg, shared)
+    first.data()
+    seeds = [replace(first, cfg=one) for one in per_seed(cfg)]
+    bases = [base_stages(stages, machine, alone=len(seeds) == 1) for stages in seeds]
+    if len(seeds) == 1:
+        bases[0].base()  # with all threads, since nothing else is to be done
+    if cfg.base is not None:
+        _check_base(cfg, bases[0].base())
+    parallel.run(plan.training_of(seeds, bases), side_by_side)
 
+    found = [_measured(stages, machine, each.base(), plan) for stages, each in zip(seeds, bases, strict=True)]
+    models = {f"base{_of_seed(each.cfg)}": each.base() / "model.safetensors" for each in bases}
+    _record(cfg, found, started, machine, models)
+
+
+def _measured(stages: GroupedStages, machine: Machine, base: RunDir, plan: Plan) -> tuple[Measure, list[Row]]:
+    """Score and time the models of one seed, which are trained: their rows."""
+    cfg, side_by_side = stages.cfg, jobs(stages.cfg.machine, machine)
     control = stages.control(base, set(plan.updates.values())) if plan.control else {}
     runs = {(name, target): stages.pruned(base, name, plan.targets, target) for name, target in plan.wanted}
     untuned = {key: stages.untuned(base, key[0], plan.targets, key[1]) for key in runs} if plan.untuned else {}
@@ -103,14 +117,14 @@ def prune(cfg: Config) -> None:
             votes += heads_of(tuned, target, read_json(run / "votes.json"))
             votes += heads_of(rows[0], target, read_json(stages.base_votes(base, target) / "votes.json"))
         kept = read_layout(run.path).count(scope_of(cfg))
-        for kind in plan.kinds_alone if name == cfg.method.name else ():
+        for kind in plan.kinds_alone(target) if name == cfg.method.name else ():
             other = alone[kind, target].path
             spent = Spent(0, updates, stages.seconds(other))
             rows.append(measure.row(other, "none", kind, kept, spent, *against))
     write_scores(_folder(cfg), orders)
     if votes:
         write_heads(_folder(cfg), votes)
-    _record(cfg, rows, started, machine, {"base": base / "model.safetensors"})
+    return measure, rows
 
 
 def _check_base(cfg: Config, base: RunDir) -> None:
@@ -165,22 +179,32 @@ def _made(run: Path) -> dict[str, Any]:
     return {key: record[key] for key in ("git", "wall_seconds", "peak_memory_mb", "threads")}
 
 
+def _of_seed(cfg: Config) -> str:
+    """What the names of files of another seed than 1, or of several, end in."""
+    seeds = cfg.seeds or [cfg.seed]
+    return "" if seeds == [1] else "-seed" + "-".join(map(str, seeds))
+
+
 def _record(
-    cfg: Config, rows: list[Row], started: float | None = None, machine: Machine | None = None,
-    inputs: dict[str, Path] | None = None,
+    cfg: Config, measured: list[tuple[Measure, list[Row]]], started: float | None = None,
+    machine: Machine | None = None, inputs: dict[str, Path] | None = None,
 ) -> None:  # fmt: skip
-    """Write the rows, the table and figures made of them, and where they come from."""
+    """Write the rows of every seed, the table and figures made of them, and where they come from."""
     folder, own = _folder(cfg), cell.folder()
+    rows = [row for _, of_seed in measured for row in of_seed]
     write_rows(folder, rows)
+    write_resamples(folder, [measure.resamples(row) for measure, of_seed in measured for row in of_seed])
     if own is not None:
         keys = [[row.method, row.variant, row.scope, row.target, row.seed, row.run] for row in rows]
         write_json(own / "rows.json", {"folder": str(folder), "rows": keys})
+    if cfg.ablation_of is not None:
+        copy_ablated(Path(cfg.results_dir) / cfg.ablation_of, folder)
     if started is not None and machine is not None:
         record = asdict(cfg)
         record["machine"] |= asdict(machine)
         repo = Path(__file__).parents[1]
-        of = [cfg.variant] if cfg.variant else []
-        name = "-".join(["manifest", *of, *([] if cfg.seed == 1 else [f"seed{cfg.seed}"])]) + ".json"
+        label = label_of(cfg)
+        name = f"manifest{f'-{label}' if label else ''}{_of_seed(cfg)}.json"
         result = manifest(sys.argv[1:], record, inputs or {}, started, repo if (repo / ".git").exists() else None)
         # This command may have found its runs finished: each says for itself which code made it, and how long it took.
         result["runs"] = {row.run: _made(Path(row.run)) for row in rows}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from headlab.checks import targets_of
+from headlab.checks import ALONE, targets_of
 from headlab.config import Config
 from headlab.fairseq_plugin.modelfiles import read_layout
+from headlab.fairseq_plugin.setup import Machine
 from headlab.ght import GroupedStages
 from headlab.parallel import Task
 from headlab.runs import RunDir
@@ -38,16 +40,28 @@ class Plan:
         if method == "l0" and cfg.method.l0.penalty is not None:
             updates = {None: per_target + finetune}
         own: list[tuple[str, int | None]] = [(method, target) for target in updates]
-        rivals = [(rival, target) for rival, counts in cfg.prune.rivals.items() for target in counts]
+        beside = [(rival, target) for rival, counts in cfg.prune.rivals.items() for target in counts]
+        rivals = [(rival, target) for rival, target in beside if rival not in ALONE]
         kinds = [kind for kind in cfg.prune.controls if kind != "control"]
-        alone = [(kind, target) for target in updates for kind in kinds]
+        everywhere = [(kind, target) for target in updates for kind in kinds]
+        alone = list(dict.fromkeys([*everywhere, *((kind, t) for kind, t in beside if kind in ALONE)]))
         control = "control" in cfg.prune.controls
         return cls(targets, updates, [*own, *rivals], control, alone, method, cfg.optim.updates, cfg.prune.untuned)
 
-    @property
-    def kinds_alone(self) -> list[str]:
-        """The kinds of models that are trained from random initialisation."""
-        return list(dict.fromkeys(kind for kind, _ in self.alone))
+    def training_of(self, seeds: Sequence[GroupedStages], bases: Sequence[GroupedStages]) -> dict[str, Task]:
+        """Everything to train of all seeds, which wait for nothing of each other: the bases first."""
+        tasks = {f"base, seed {each.cfg.seed}": Task(each.base, ()) for each in bases if not each.base_run().done}
+        of_each = [self.training(stages, each.base_run()).items() for stages, each in zip(seeds, bases, strict=True)]
+        for alike in zip(*of_each, strict=True):  # in turn, so that no seed is left for the end
+            for stages, (name, task) in zip(seeds, alike, strict=True):
+                seed = f", seed {stages.cfg.seed}"
+                first = [f"base{seed}"] if f"base{seed}" in tasks else []
+                tasks[name + seed] = replace(task, needs=(*first, *(other + seed for other in task.needs)))
+        return tasks
+
+    def kinds_alone(self, target: int | None) -> list[str]:
+        """The kinds of models that are trained from random initialisation beside the one of ``target``."""
+        return [kind for kind, other in self.alone if other == target]
 
     def trained_alone(self, stages: GroupedStages, base: RunDir, kind: str, target: int | None) -> RunDir:
         """The model of ``kind`` beside the pruned one, trained for as many updates as base and pruning together."""
@@ -67,6 +81,9 @@ class Plan:
                 before[name] = (f"score {name}",)
         if self.control:
             tasks["control"] = Task(stages.control, (base, set(self.updates.values())))
+        for kind, target in self.alone:
+            arguments = (stages, base, kind, target)
+            tasks[f"{kind} {target}"] = Task(self.trained_alone, arguments, (f"{self.method} {target}",))
         for name, target in self.wanted:
             own = f"{name} {target}"
             function = _grouped if name == "gha" else _pruned
@@ -75,10 +92,24 @@ class Plan:
                 before[name] = (own,)
             if self.untuned:
                 tasks[f"untuned {own}"] = Task(_untuned, (stages, base, name, self.targets, target), (own,))
-        for kind, target in self.alone:
-            arguments = (stages, base, kind, target)
-            tasks[f"{kind} {target}"] = Task(self.trained_alone, arguments, (f"{self.method} {target}",))
         return tasks
+
+
+def per_seed(cfg: Config) -> list[Config]:
+    """The configurations of a command's seeds, one each."""
+    return [replace(cfg, seed=seed, seeds=None) for seed in cfg.seeds or [cfg.seed]]
+
+
+def base_stages(stages: GroupedStages, machine: Machine, alone: bool) -> GroupedStages:
+    """Who trains the base of ``stages``: ``alone`` with all threads of ``machine``, else with the share of ``stages``.
+
+    The number of threads is part of what a run is, but of no weight here: a base that is finished with the other
+    number is taken.
+    """
+    wanted, other = replace(stages, machine=machine), stages
+    if not alone:
+        wanted, other = other, wanted
+    return other if other.base_run().done and not wanted.base_run().done else wanted
 
 
 def _pruned(stages: GroupedStages, base: RunDir, method: str, targets: list[int], target: int | None) -> None:

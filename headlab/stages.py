@@ -65,16 +65,22 @@ class Stages:
 
     def base(self) -> RunDir:
         """The trained model that pruning starts from, or the one that ``base=`` names."""
+        cfg, run = self.cfg, self.base_run()
+        if cfg.base is None:
+            with self._making(run, self._base_identity()) as started:
+                if started is not None:
+                    self._train_new(run, self.data(), cfg.optim, None, started)
+        return run
+
+    def base_run(self) -> RunDir:
+        """Where the base is, or will be."""
         cfg = self.cfg
         if cfg.base is not None:
             return RunDir.at(Path(cfg.base))
-        data = self.data()
-        identity = identities.of_new(cfg, self.machine, data, cfg.optim)
-        run = RunDir(Path(cfg.runs_dir), "base", cfg.data.name, identity)
-        with self._making(run, identity) as started:
-            if started is not None:
-                self._train_new(run, data, cfg.optim, None, started)
-        return run
+        return RunDir(Path(cfg.runs_dir), "base", cfg.data.name, self._base_identity())
+
+    def _base_identity(self) -> dict[str, Any]:
+        return identities.of_new(self.cfg, self.machine, self.data(), self.cfg.optim)
 
     def scratch(self, layout: Layout, updates: int) -> RunDir:
         """A model with a pruned layout trained from random initialisation for ``updates`` updates."""

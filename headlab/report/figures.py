@@ -99,8 +99,9 @@ def _whole(path: Path) -> Iterator[Path]:
 def _bleu_figure(models: list[Model]) -> Figure:
     """BLEU against heads kept, one panel per experiment.
 
-    A point is a mean over seeds, and its bar is the 95 % interval of the difference from the control, drawn
-    around the control's BLEU: where a bar reaches the control, the difference may be zero.
+    A point is a mean over seeds, and its broad bar ± their standard deviation. Its thin bar is the 95 % interval of
+    the difference from the control, drawn around the control's BLEU: where a bar reaches the control, the difference
+    may be zero.
     """
     experiments = list(dict.fromkeys(model.experiment for model in models))
     figure = Figure(figsize=(6.0, 3.9 * len(experiments)), layout="constrained")
@@ -119,7 +120,7 @@ def _bleu_panel(ax: Axes, models: list[Model]) -> None:
         ax.axhline(_of(base, "bleu"), color="#7F7F7F", linestyle=":", linewidth=1.2, label="base", zorder=1)
     found: dict[tuple[str, tuple[str, ...]], list[Model]] = {}  # in table order, so colours and legend follow it
     for model in pruned:
-        found.setdefault((model.name, model.scope), []).append(model)
+        found.setdefault((model.series, model.scope), []).append(model)
     for series in found.values():
         series.sort(key=lambda model: _of(model, "heads_kept"))
     _reference_lines(ax, [m for m in max(found.values(), key=len, default=[]) if m.against_control])
@@ -130,11 +131,9 @@ def _bleu_panel(ax: Axes, models: list[Model]) -> None:
         colour, marker = _RANDOM if name == "random" else next(styles)
         _series(ax, series, colour, marker, f"{name} ({', '.join(scope)})" if several_scopes else name)
     if any(model.low is not None for model in pruned):
-        ax.set_title(
-            f"bars: 95 % interval of the difference from the {'base' if untuned else 'control'}",
-            loc="right",
-            fontsize=8,
-        )
+        several = "; broad: ± standard deviation over seeds" if any(m.sd("bleu") is not None for m in pruned) else ""
+        other = "base" if untuned else "control"
+        ax.set_title(f"bars: 95 % interval of the difference from the {other}{several}", loc="right", fontsize=8)
     _heads_axis(ax, pruned)
     ax.set_ylabel("BLEU")
     ax.grid(axis="y", color="#E6E6E6", linewidth=0.6)
@@ -176,8 +175,9 @@ def _series(ax: Axes, series: list[Model], colour: str, marker: str, label: str)
             control = _of(model, "bleu") - model.delta
             ends = [control + model.low, control + model.high]
             ax.plot([heads, heads], ends, color=colour, linewidth=1, marker="_", markersize=5, alpha=0.6, zorder=3)
-        if model.seeds > 1:
-            values = model.rows["bleu"]
+        if (sd := model.sd("bleu")) is not None:
+            mean, values = _of(model, "bleu"), model.rows["bleu"]
+            ax.vlines(heads, mean - sd, mean + sd, color=colour, linewidth=5, alpha=0.25, zorder=2.5)
             ax.scatter([heads] * len(values), values, s=7, color=colour, alpha=0.4, linewidths=0, zorder=3)
 
 

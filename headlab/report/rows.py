@@ -1,14 +1,18 @@
-"""rows.csv: one row for every model that was measured; and intervals.csv: differences over several seeds."""
+"""rows.csv: one row for every model that was measured."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
 
 from headlab.report.store import Table, natural
+from headlab.runs import atomic_write
+
+#: What tells rows apart.
+KEY = ("experiment", "method", "variant", "scope", "target", "seed")
 
 
 @dataclass
@@ -61,43 +65,22 @@ class Row:
     paper_metric: float | None = None  # the paper's value of ``metric``
 
 
-@dataclass
-class Interval:
-    """A model's difference from its control over all its seeds. The first four fields are the key."""
-
-    method: str
-    variant: str
-    scope: str
-    target: int | None
-    delta: float  # mean over seeds
-    delta_low: float  # 95 % interval, sentences resampled jointly for all seeds
-    delta_high: float
-    sd: float | None  # of the seeds' differences
-    n: int  # seeds
-    p_holm: float  # adjusted for all comparisons of the table
-
-
-def _order(line: Mapping[str, str]) -> tuple[object, ...]:
+def order(line: Mapping[str, str]) -> tuple[object, ...]:
     """Models that were not pruned first, then by method; many heads before few."""
     target = -int(line["target"]) if line["target"].isdigit() else -(10**9)
-    experiment, seed = line.get("experiment", ""), natural(line.get("seed", ""))
-    return experiment, line["method"] != "none", line["method"], natural(line["variant"]), line["scope"], target, seed
+    named = line["method"] != "none", line["method"], natural(line["variant"]), line["scope"]
+    return line["experiment"], *named, target, natural(line["seed"])
 
 
 _ROWS = Table(
     file="rows.csv",
     record=Row,
-    key=("experiment", "method", "variant", "scope", "target", "seed"),
-    sort=_order,
+    key=KEY,
+    sort=order,
     mend="run the experiment to measure its models again",
 )
-_INTERVALS = Table(
-    file="intervals.csv",
-    record=Interval,
-    key=("method", "variant", "scope", "target"),
-    sort=_order,
-    mend="delete it and run the experiment again",
-)
+
+_ABLATED = replace(_ROWS, file="ablated.csv")
 
 #: The columns of rows.csv, in order.
 COLUMNS = _ROWS.columns
@@ -119,11 +102,15 @@ def read_rows(folder: Path) -> pd.DataFrame:
     return _ROWS.read(folder)
 
 
-def write_intervals(folder: Path, intervals: Sequence[Interval]) -> None:
-    """Put ``intervals`` into ``folder``/intervals.csv, as :func:`write_rows` does with rows."""
-    _INTERVALS.write(folder, intervals)
+def copy_ablated(whole: Path, folder: Path) -> None:
+    """Put the rows of the results ``whole`` beside those of its ablations in ``folder``, as ablated.csv.
+
+    Raises UserError, one line, when there are none.
+    """
+    read_rows(whole)  # which says what is wrong with it
+    atomic_write(folder / _ABLATED.file, (whole / _ROWS.file).read_bytes())
 
 
-def read_intervals(folder: Path) -> pd.DataFrame | None:
-    """intervals.csv with its types, or None where there is none (an experiment with one seed needs none)."""
-    return _INTERVALS.read(folder) if (folder / _INTERVALS.file).exists() else None
+def read_ablated(folder: Path) -> pd.DataFrame | None:
+    """ablated.csv with its types, or None where the rows of ``folder`` are no ablations."""
+    return _ABLATED.read(folder) if (folder / _ABLATED.file).exists() else None

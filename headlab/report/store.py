@@ -21,6 +21,8 @@ from headlab.runs import atomic_write
 
 _LOCK = ".rows.lock"
 
+csv.field_size_limit(2**31 - 1)  # a field may hold many numbers; the module stops at 131072 characters
+
 
 @dataclass(frozen=True)
 class Table:
@@ -104,9 +106,10 @@ class Table:
         return pd.Series(values, dtype=dtype)
 
 
-def natural(text: str) -> list[tuple[int, str]]:
-    """A sort key that puts ``u600`` before ``u1200``."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", text)]
+def natural(text: str) -> list[tuple[float, str]]:
+    """A sort key that puts ``u600`` before ``u1200`` and ``=0.005`` before ``=0.01``."""
+    parts = re.split(r"(\d+(?:\.\d+)?)", text)
+    return [(float(part), "") if place % 2 else (-1, part) for place, part in enumerate(parts)]
 
 
 def _format(value: Any) -> str:

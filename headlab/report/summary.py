@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from headlab.attention.heads import KINDS, Layout
 from headlab.errors import UserError
-from headlab.report.rows import read_intervals, read_rows
+from headlab.report.resamples import Key, Sampled, key_of, read_resamples
+from headlab.report.rows import read_ablated, read_rows
 from headlab.report.store import natural
+from headlab.scoring.seeds import holm, over_seeds
 
 #: The difference in BLEU that verdicts speak of.
 MARGIN = 0.5
@@ -34,6 +40,8 @@ class Model:
     p_value: float | None  # Holm-adjusted where there are several seeds
     delta_sd: float | None  # over seeds
     paper_delta: float | None  # the paper's BLEU at this count minus the paper's BLEU unpruned
+    ablated_delta: float | None = None  # BLEU minus the mean over seeds of the model that this is an ablation of
+    ablated_sd: float | None = None  # of the seeds of that
 
     @property
     def seeds(self) -> int:
@@ -66,6 +74,21 @@ class Model:
         if self.method != "none":
             return f"{self.method}, {self.variant}" if self.variant else self.method
         return f"control, {self.variant[9:]} updates" if self.variant.startswith("control-u") else self.variant
+
+    @property
+    def series(self) -> str:
+        """What it is in a figure: models that differ in the value of a setting alone are one series."""
+        return self.name.partition("=")[0]
+
+    @property
+    def resolved(self) -> str:
+        """Whether the difference from the control is as large as two standard deviations of the seeds'."""
+        return _resolved(self.delta, self.delta_sd)
+
+    @property
+    def ablation(self) -> str:
+        """The same of the difference from the model that this is an ablation of."""
+        return _resolved(self.ablated_delta, self.ablated_sd)
 
     @property
     def verdict(self) -> str:
@@ -103,14 +126,22 @@ class Model:
         return layouts
 
 
+def _resolved(delta: float | None, sd: float | None) -> str:
+    if delta is None or sd is None:
+        return ""
+    return "resolved" if abs(delta) >= 2 * sd else "not resolved"
+
+
 def read_models(folder: Path) -> list[Model]:
     """The models of rows.csv in table order: base, methods (random last), scratch, lite, controls; most heads first.
 
-    Over several seeds the interval comes from intervals.csv, which must be of as many seeds; without it there is none.
+    Over several seeds the interval comes from resamples.csv, which must have all of them and their controls; without
+    it there is none. Their p-values are adjusted for all models of the experiment that have several seeds.
     Raises UserError when a file is missing, empty or damaged.
     """
     rows = read_rows(folder)
-    intervals = read_intervals(folder)
+    sampled = read_resamples(folder)
+    ablated = read_ablated(folder)
     models = []
     for _, seeds in rows.groupby(_GROUP, sort=False, dropna=False):
         first = seeds.iloc[0]
@@ -123,10 +154,25 @@ def read_models(folder: Path) -> list[Model]:
                 target=None if pd.isna(first["target"]) else int(first["target"]),
                 rows=seeds.reset_index(drop=True),
                 paper_delta=_paper_delta(seeds, rows[rows["experiment"] == first["experiment"]]),
-                **_differences(seeds, intervals),
+                **_differences(seeds, sampled),
+                **_from_ablated(seeds, ablated),
             )
         )
-    return sorted(models, key=_order)
+    return sorted(_adjusted(models), key=_order)
+
+
+def _adjusted(models: list[Model]) -> list[Model]:
+    """The models with Holm's p-values where there are several seeds, each experiment for itself."""
+    adjusted = list(models)
+    for experiment in {model.experiment for model in models}:
+        together = {
+            place: model.p_value
+            for place, model in enumerate(models)
+            if model.experiment == experiment and model.seeds > 1 and model.p_value is not None
+        }
+        for place, p_value in zip(together, holm(list(together.values())), strict=True):
+            adjusted[place] = replace(models[place], p_value=p_value)
+    return adjusted
 
 
 def _order(model: Model) -> tuple[object, ...]:
@@ -135,28 +181,50 @@ def _order(model: Model) -> tuple[object, ...]:
     return model.experiment, role, model.method == "random", model.method, natural(model.variant), model.scope, -heads
 
 
-def _differences(seeds: pd.DataFrame, intervals: pd.DataFrame | None) -> dict[str, float | None]:
+def _differences(seeds: pd.DataFrame, sampled: Mapping[Key, Sampled]) -> dict[str, float | None]:
     """delta, low, high, p_value and delta_sd of the rows of one model."""
     names = {"delta": "delta_bleu", "low": "delta_low", "high": "delta_high", "p_value": "p_value"}
     if len(seeds) == 1:
         row = seeds.iloc[0]
         return {"delta_sd": None, **{name: _number(row[column]) for name, column in names.items()}}
-    if intervals is not None:
-        key = ["method", "variant", "scope", "target"]  # merge takes two missing targets for equal
-        same = intervals[intervals["n"] == len(seeds)].merge(seeds[key].head(1), on=key)
-        if len(same):
-            found = same.iloc[0]
-            columns = {
-                "delta": "delta",
-                "low": "delta_low",
-                "high": "delta_high",
-                "p_value": "p_holm",
-                "delta_sd": "sd",
-            }
-            return {name: _number(found[column]) for name, column in columns.items()}
-    nothing = dict.fromkeys(("low", "high", "p_value"))
     deltas = seeds["delta_bleu"]
-    return {**nothing, "delta": _number(deltas.mean()), "delta_sd": _number(deltas.std(ddof=1))}
+    mean: dict[str, float | None] = {"delta": _number(deltas.mean()), "delta_sd": _number(deltas.std(ddof=1))}
+    resampled = [_resampled(row, sampled) for row in seeds.to_dict("records")]
+    known = [found for found in resampled if found is not None]
+    if len(known) < len(seeds) or len({draws for draws, _ in known}) > 1:
+        return {**mean, **dict.fromkeys(("low", "high", "p_value"))}
+    joint = over_seeds(list(deltas), [values for _, values in known])
+    return {**mean, "low": joint.low, "high": joint.high, "p_value": joint.p_value}
+
+
+def _resampled(row: Mapping[Hashable, Any], sampled: Mapping[Key, Sampled]) -> tuple[str, NDArray[np.float64]] | None:
+    """What is drawn, and the row's difference from what it is compared with on every draw; None where a file lacks it.
+
+    Numbers of an earlier measurement of the row do not count.
+    """
+    own = sampled.get(key_of(row))
+    control = sampled.get(key_of({**row, "method": "none", "variant": row["reference"], "target": None}))
+    if own is None or control is None or own.draws != control.draws:
+        return None
+    recorded = own.bleu == row["bleu"] and abs(own.bleu - control.bleu - row["delta_bleu"]) < 1e-6
+    return (own.draws, own.resampled - control.resampled) if recorded else None
+
+
+def _from_ablated(seeds: pd.DataFrame, ablated: pd.DataFrame | None) -> dict[str, float | None]:
+    """ablated_delta and ablated_sd of the rows of one model: from the row of the whole method.
+
+    That is the one of the same method, scope and target whose variant is what the ablation's begins with, and longest.
+    """
+    if ablated is None or seeds["method"].iloc[0] == "none":
+        return {}
+    found = ablated.merge(seeds[["method", "scope", "target"]].head(1), on=["method", "scope", "target"])
+    variant = seeds["variant"].iloc[0]
+    names = [name for name in found["variant"].unique() if name != variant]
+    begun = [name for name in names if not name or variant.startswith(f"{name}-")]
+    if not begun:
+        return {}
+    whole = found[found["variant"] == max(begun, key=len)]["bleu"]
+    return {"ablated_delta": _number(seeds["bleu"].mean() - whole.mean()), "ablated_sd": _number(whole.std(ddof=1))}
 
 
 def _paper_delta(seeds: pd.DataFrame, experiment: pd.DataFrame) -> float | None:

@@ -91,9 +91,17 @@ def _notes(models: list[Model]) -> list[str]:
             " else undecided. p: paired bootstrap test; a large p does not show that two models are equal."
         )
     if any(model.seeds > 1 for model in models):
+        together = sum(model.seeds > 1 and model.p_value is not None for model in models)
         notes.append(
-            "Means over seeds ± standard deviation (n seeds); their interval resamples the sentences jointly for all"
-            " seeds, and their p is Holm-adjusted."
+            "n seeds: means over them ± their standard deviation, which is what other seeds would change. The interval"
+            " is that of the mean, sentences resampled jointly for all seeds: what another test set would change. p is"
+            f" Holm-adjusted for the {together} models with several seeds."
+        )
+        notes.append("Not resolved: a difference of less than two standard deviations of the seeds' differences.")
+    if any(model.ablated_delta is not None for model in models):
+        notes.append(
+            "Δ from the whole method: BLEU minus the mean over seeds of what this is an ablation of (ablated.csv); not"
+            " resolved where it is less than two standard deviations of those seeds."
         )
     if any(model.paper_delta is not None for model in models):
         notes.append("Paper's Δ: the paper's own BLEU with so many heads minus its own BLEU with all.")
@@ -131,6 +139,8 @@ def _cells(models: list[Model]) -> tuple[list[str], list[list[str]], list[str]]:
         "Δ BLEU [95 %]": ("right", _delta),
         "p": ("right", lambda model: _p(model.p_value)),
         f"within {MARGIN}?": ("left", lambda model: model.verdict),
+        "over seeds": ("left", lambda model: model.resolved),
+        "Δ from the whole method": ("left", _ablated),
         "Δ against": ("left", lambda model: "; ".join(dict.fromkeys(r for r in model.rows["reference"] if r))),
         "paper's Δ": ("right", lambda model: _signed(model.paper_delta)),
         "params (M)": ("right", lambda model: _scaled(model, "params_no_embeddings", 1e6, 2)),
@@ -188,6 +198,12 @@ def _delta(model: Model) -> str:
     if model.low is None or model.high is None:
         return text
     return f"{text} [{_signed(model.low)}, {_signed(model.high)}]"
+
+
+def _ablated(model: Model) -> str:
+    if model.ablated_delta is None:
+        return ""
+    return f"{_signed(model.ablated_delta)}, {model.ablation}".rstrip(", ")
 
 
 def _signed(value: float | None) -> str:

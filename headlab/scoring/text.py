@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -14,6 +14,7 @@ from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.significance import PairedTest
 
 from headlab.errors import UserError
+from headlab.scoring.seeds import interval
 
 #: Most sentence draws of the bootstrap that are in memory at once.
 _DRAWS = 4_000_000
@@ -39,19 +40,6 @@ class Difference:
     p_value: float
 
 
-@dataclass(frozen=True)
-class SeedsDifference:
-    """Mean over ``n`` seeds of the BLEU difference, its 95 % interval and p-value, and the standard deviation of
-    the seeds' differences (None for one seed)."""
-
-    delta: float
-    low: float
-    high: float
-    p_value: float
-    sd: float | None
-    n: int
-
-
 def score_text(hypotheses: list[str], references: list[str]) -> TextScore:
     """Score detokenised text, one line a sentence: BLEU (13a tokeniser) and chrF2."""
     _check_lines(hypotheses, references)
@@ -74,8 +62,8 @@ def compare(
     (sacreBLEU's formula gives such pairs its smallest p).
     """
     statistics = _statistics(system, references), _statistics(reference_system, references)
-    delta, deltas = _resampled_deltas([statistics], samples, seed)
-    low, high = _interval(deltas)
+    delta = float(_bleu(statistics[0].sum(axis=0)) - _bleu(statistics[1].sum(axis=0)))
+    low, high = interval(_resampled(statistics[0], samples, seed) - _resampled(statistics[1], samples, seed))
     p_value = 1.0
     if not np.array_equal(*statistics):
         with _sacrebleu_seed(seed):
@@ -91,34 +79,12 @@ def compare(
     return Difference(delta, low, high, p_value)
 
 
-def compare_over_seeds(
-    pairs: Sequence[tuple[list[str], list[str]]], references: list[str], samples: int, seed: int
-) -> SeedsDifference:
-    """The mean of BLEU(system) − BLEU(reference system) over ``pairs``, one (system, reference system) per seed.
+def resampled_bleu(hypotheses: list[str], references: list[str], samples: int, seed: int) -> NDArray[np.float64]:
+    """BLEU on ``samples`` resamples of the sentences, [samples].
 
-    Every resample draws the same sentences for all pairs, because all seeds translate one test set. p is the
-    formula of sacreBLEU's paired bootstrap test applied to the mean difference.
+    The resamples depend on ``seed`` and the number of sentences alone: they are the same sentences for all systems.
     """
-    statistics = [(_statistics(system, references), _statistics(reference, references)) for system, reference in pairs]
-    delta, deltas = _resampled_deltas(statistics, samples, seed)
-    low, high = _interval(deltas)
-    each = [float(_bleu(a.sum(0)) - _bleu(b.sum(0))) for a, b in statistics]
-    sd = float(np.std(each, ddof=1)) if len(each) > 1 else None
-    p_value = 1.0
-    if any(not np.array_equal(a, b) for a, b in statistics):
-        sizes = np.abs(deltas)
-        p_value = (int(np.sum(sizes - sizes.mean() > abs(delta))) + 1) / (samples + 1)
-    return SeedsDifference(delta, low, high, p_value, sd, len(each))
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's step-down adjustment of p-values that are read together, in the order given (Holm 1979)."""
-    adjusted = [0.0] * len(p_values)
-    running = 0.0
-    for rank, index in enumerate(np.argsort(p_values, kind="stable")):
-        running = max(running, min(1.0, (len(p_values) - rank) * p_values[index]))
-        adjusted[index] = running
-    return adjusted
+    return _resampled(_statistics(hypotheses, references), samples, seed)
 
 
 def _check_lines(hypotheses: list[str], references: list[str]) -> None:
@@ -150,33 +116,17 @@ def _bleu(totals: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.where(unmatched.all(axis=-1) | (ngrams == 0).any(axis=-1), 0.0, scores)
 
 
-def _resampled_deltas(
-    pairs: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]], samples: int, seed: int
-) -> tuple[float, NDArray[np.float64]]:
-    """Mean BLEU difference of the pairs, and the same on ``samples`` joint resamples of the sentences."""
-    systems = np.stack([table for pair in pairs for table in pair])  # [2 × pairs, sentences, 10]
-    sentences = systems.shape[1]
-    delta = _mean_delta(systems.sum(axis=1))
-
+def _resampled(statistics: NDArray[np.float64], samples: int, seed: int) -> NDArray[np.float64]:
+    """BLEU on ``samples`` resamples of the sentences, from their statistics [sentences, 10]."""
+    sentences = len(statistics)
     random = np.random.default_rng(seed)
     block = max(1, _DRAWS // sentences)
-    deltas = []
+    scores = []
     for start in range(0, samples, block):
         draws = random.choice(sentences, size=(min(block, samples - start), sentences), replace=True)
         counts = np.stack([np.bincount(draw, minlength=sentences) for draw in draws]).astype(np.float64)
-        deltas.append(_mean_delta(np.moveaxis(counts @ systems, 0, -2)))
-    return float(delta), np.concatenate(deltas)
-
-
-def _mean_delta(totals: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Mean over pairs of the BLEU difference, from summed statistics [..., 2 × pairs, 10]."""
-    scores = _bleu(totals)
-    return np.asarray((scores[..., 0::2] - scores[..., 1::2]).mean(axis=-1))
-
-
-def _interval(deltas: NDArray[np.float64]) -> tuple[float, float]:
-    low, high = np.percentile(deltas, [2.5, 97.5])
-    return float(low), float(high)
+        scores.append(_bleu(counts @ statistics))
+    return np.concatenate(scores)
 
 
 @contextmanager

@@ -165,10 +165,8 @@ def test_an_impossible_target_is_refused_in_one_line(headlab, target):
 
 
 def test_a_fixed_penalty_keeps_as_many_heads_as_it_leaves_open(headlab):
-    finished(
-        headlab("prune", "--penalty", "0.5", "method.l0.lr=0.6", "--variant", "lambda", "prune.selection_updates=12")
-    )
-    row = only(headlab, variant="lambda")
+    finished(headlab("prune", "--penalty", "0.5", "method.l0.lr=0.6", "prune.selection_updates=12"))
+    row = only(headlab, variant="lambda=0.5")
     selection = json.loads((headlab.folder / row.run / "selection.json").read_text())
     assert row.heads_kept == selection["kept"] == sum(score > 0 for score in selection["scores"].values())
     assert 0 <= row.heads_kept < 8

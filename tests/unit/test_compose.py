@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import random
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from headlab.checks import CHOICES, RANGES, groups_of, scope_of
+from headlab.checks import CHOICES, RANGES, groups_of, label_of, scope_of
 from headlab.compose import compose, compose_for_run, config_dir, groups, keys, load_config, nearest, save_config
 from headlab.errors import UserError
 
@@ -66,8 +67,36 @@ def test_the_reproduction_prunes_to_the_ten_counts_with_random_beside_them() -> 
     assert cfg.prune.rivals == {"random": [10, 4]}
     assert (cfg.results, cfg.data.name, cfg.method.name, cfg.variant) == ("en_ru", "en_ru", "l0", "")
     fixed = compose(["experiment=en_ru_lambda"])
-    assert (fixed.results, fixed.variant, fixed.prune.target, fixed.prune.targets) == ("en_ru", "lambda", None, None)
+    assert (fixed.results, fixed.prune.target, fixed.prune.targets) == ("en_ru", None, None)
+    others = [label_of(compose(["experiment=en_ru_lambda", f"method.l0.penalty={x}"])) for x in ("0.003", "1e-2")]
+    assert [label_of(fixed), *others] == ["lambda=0.005", "lambda=0.003", "lambda=0.01"]
     assert (fixed.data, fixed.model, fixed.optim) == (cfg.data, cfg.model, cfg.optim)  # one base for both
+
+
+def test_more_seeds_of_the_reproduction_run_the_same_program_as_far_as_their_last_target() -> None:
+    cfg, more = compose(["experiment=en_ru"]), compose(["experiment=en_ru_evidence"])
+    assert (more.seeds, more.prune.targets) == ([2, 3], cfg.prune.targets[: len(more.prune.targets)])
+    assert more.prune.rivals == {"random": [10], "scratch": [10]}
+    plain = {**asdict(cfg.prune), "targets": None, "rivals": None}
+    assert {**asdict(more.prune), "targets": None, "rivals": None} == plain
+    assert all(getattr(more, part) == getattr(cfg, part) for part in ("data", "model", "optim", "method", "results"))
+
+
+def test_one_seed_replaces_the_seeds_of_an_experiment() -> None:
+    cfg = compose(["experiment=en_ru_evidence", "seed=5"])
+    assert (cfg.seed, cfg.seeds) == (5, None)
+    assert compose(["prune.target=4", "seeds=1,2"]).seeds == [1, 2]
+
+
+@pytest.mark.parametrize("seeds", ["[]", "[1,1]", "[-1]", "[4294967296]"])
+def test_seeds_that_make_no_sense_are_refused(seeds: str) -> None:
+    with pytest.raises(UserError, match=r"^seeds"):
+        compose(["prune.target=4", f"seeds={seeds}"])
+
+
+def test_training_takes_one_seed() -> None:
+    with pytest.raises(UserError, match="seeds: train makes one model"):
+        compose(["seeds=[1,2]"], "train")
 
 
 def test_the_command_line_wins_over_files_and_the_last_value_over_earlier_ones() -> None:

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from headlab.errors import UserError
-from headlab.report.rows import COLUMNS, Interval, Row, read_intervals, read_rows, write_intervals, write_rows
+from headlab.report.rows import COLUMNS, Row, read_rows, write_rows
 
 from .fixtures import row
 
@@ -119,16 +119,3 @@ def test_a_damaged_file_is_not_written_over(tmp_path):
     with pytest.raises(UserError, match="line 1"):
         write_rows(tmp_path, [row("l0", "", 3)])
     assert (tmp_path / "rows.csv").read_text() == "something else\n"
-
-
-def test_intervals_are_kept_by_model_and_absent_where_none_were_written(tmp_path):
-    assert read_intervals(tmp_path) is None
-    write_intervals(tmp_path, [Interval("l0", "", "enc-self", 3, -0.2, -0.5, 0.1, 0.05, 3, 0.4)])
-    write_intervals(tmp_path, [Interval("l0", "lambda", "enc-self", None, -0.3, -0.6, 0.0, None, 1, 0.4)])
-    write_intervals(tmp_path, [Interval("l0", "", "enc-self", 3, -0.1, -0.4, 0.2, 0.06, 4, 0.9)])
-    frame = read_intervals(tmp_path)
-    assert frame is not None and len(frame) == 2
-    assert frame[frame["target"] == 3].iloc[0].to_dict() == {
-        "method": "l0", "variant": "", "scope": "enc-self", "target": 3,
-        "delta": -0.1, "delta_low": -0.4, "delta_high": 0.2, "sd": 0.06, "n": 4, "p_holm": 0.9,
-    }  # fmt: skip

@@ -1,6 +1,5 @@
 """Scores and differences against sacreBLEU itself."""
 
-import math
 import os
 import random
 import statistics
@@ -12,7 +11,7 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.significance import PairedTest
 
 from headlab.errors import UserError
-from headlab.scoring.text import _bleu, compare, compare_over_seeds, holm, score_text
+from headlab.scoring.text import _bleu, compare, resampled_bleu, score_text
 
 WORDS = [f"word{i}" for i in range(60)]
 
@@ -122,35 +121,8 @@ def test_the_environment_is_left_as_it_was(monkeypatch):
     assert "SACREBLEU_SEED" not in os.environ
 
 
-def test_over_one_seed_all_is_as_in_compare():
-    one, alone = (
-        compare_over_seeds([(GOOD, BAD)], REFERENCES, samples=200, seed=7),
-        compare(GOOD, BAD, REFERENCES, samples=200, seed=7),
-    )
-    assert (one.delta, one.low, one.high) == pytest.approx((alone.delta, alone.low, alone.high))
-    assert one.p_value == alone.p_value  # headlab's own formula beside sacreBLEU's, on the same resamples
-    assert (one.sd, one.n) == (None, 1)
-
-
-def test_over_seeds_the_mean_and_the_standard_deviation_are_those_of_the_seeds():
-    pairs = [(noisy(REFERENCES, 0.2, s), noisy(REFERENCES, 0.3, s + 100)) for s in range(3)]
-    deltas = [corpus_bleu(a, [REFERENCES]).score - corpus_bleu(b, [REFERENCES]).score for a, b in pairs]
-    result = compare_over_seeds(pairs, REFERENCES, samples=100, seed=1)
-    mean = sum(deltas) / 3
-    assert result.delta == pytest.approx(mean)
-    assert result.sd == pytest.approx(math.sqrt(sum((d - mean) ** 2 for d in deltas) / 2))
-    assert result.n == 3 and result.low < mean < result.high
-
-
-def test_over_seeds_sentences_are_drawn_jointly():
-    # The same pair three times is no more evidence than once: drawn apart, the interval would shrink by sqrt(3).
-    once = compare_over_seeds([(GOOD, BAD)], REFERENCES, samples=200, seed=1)
-    thrice = compare_over_seeds([(GOOD, BAD)] * 3, REFERENCES, samples=200, seed=1)
-    assert (thrice.low, thrice.high) == pytest.approx((once.low, once.high))
-
-
-def test_holm_adjusts_as_r_does():
-    # R: p.adjust(c(0.04, 0.01, 0.03, 0.02), "holm"); p.adjust(c(0.5, 0.6, 0.001), "holm")
-    assert holm([0.04, 0.01, 0.03, 0.02]) == pytest.approx([0.06, 0.04, 0.06, 0.06])
-    assert holm([0.5, 0.6, 0.001]) == pytest.approx([1.0, 1.0, 0.003])
-    assert holm([]) == []
+def test_resamples_are_the_same_sentences_for_all_systems():
+    draws = np.random.default_rng(9).choice(len(REFERENCES), size=(8, len(REFERENCES)))
+    for system in (GOOD, BAD):
+        expected = [corpus_bleu([system[i] for i in d], [[REFERENCES[i] for i in d]]).score for d in draws]
+        assert resampled_bleu(system, REFERENCES, samples=8, seed=9) == pytest.approx(expected, abs=1e-9)
