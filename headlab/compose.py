@@ -73,7 +73,7 @@ def nearest(name: str, valid: Iterable[str]) -> str:
 
     def likeness(full: str) -> float:
         last = difflib.SequenceMatcher(None, name, full.rpartition(".")[2]).ratio()
-        return max(difflib.SequenceMatcher(None, name, full).ratio(), 0.85 * last)  # modle is model, not method.dsp.mode
+        return max(difflib.SequenceMatcher(None, name, full).ratio(), 0.85 * last)  # modle: model, not method.dsp.mode
 
     return max(names, key=lambda full: (likeness(full), -len(full)))
 

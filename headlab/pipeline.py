@@ -193,10 +193,10 @@ def _record(
     folder, own = _folder(cfg), cell.folder()
     rows = [row for _, of_seed in measured for row in of_seed]
     write_rows(folder, rows)
+    write_resamples(folder, [measure.resamples(row) for measure, of_seed in measured for row in of_seed])
     if own is not None:
         keys = [[row.method, row.variant, row.scope, row.target, row.seed, row.run] for row in rows]
         write_json(own / "rows.json", {"folder": str(folder), "rows": keys})
-    write_resamples(folder, [measure.resamples(row) for measure, of_seed in measured for row in of_seed])
     if cfg.ablation_of is not None:
         copy_ablated(Path(cfg.results_dir) / cfg.ablation_of, folder)
     if started is not None and machine is not None:

@@ -132,8 +132,8 @@ def _bleu_panel(ax: Axes, models: list[Model]) -> None:
         _series(ax, series, colour, marker, f"{name} ({', '.join(scope)})" if several_scopes else name)
     if any(model.low is not None for model in pruned):
         several = "; broad: ± standard deviation over seeds" if any(m.sd("bleu") is not None for m in pruned) else ""
-        against = "base" if untuned else "control"
-        ax.set_title(f"bars: 95 % interval of the difference from the {against}{several}", loc="right", fontsize=8)
+        other = "base" if untuned else "control"
+        ax.set_title(f"bars: 95 % interval of the difference from the {other}{several}", loc="right", fontsize=8)
     _heads_axis(ax, pruned)
     ax.set_ylabel("BLEU")
     ax.grid(axis="y", color="#E6E6E6", linewidth=0.6)

@@ -200,7 +200,7 @@ def relevances(model, rule: Rule, position: int) -> tuple[torch.Tensor, Walk]:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(("released", "eps", "tolerance"), [(True, 1e-5, 1e-9), (False, 1e-12, 1e-3)])
 def test_relevance_is_conserved(norm, seed, released, eps, tolerance):
-    """What starts as 1 at a logit arrives as 1; plain ratios grow to 1e8 on the way, of which eps takes its share."""
+    """What starts as 1 at a logit arrives as 1; plain ratios grow to 1e8 on the way, of which eps takes a bit."""
     model = random_model(seed=seed, norm=norm)
     for position in (0, 2, 4):
         arrived, walk = relevances(model, Rule(released, eps), position)
