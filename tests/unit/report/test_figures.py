@@ -82,8 +82,9 @@ def test_every_kind_of_results_can_be_drawn(tmp_path, rows, monkeypatch):
     monkeypatch.setitem(_STYLE, "savefig.dpi", 30)
     write_rows(tmp_path, rows)
     names = {path.name for path in write_figures(tmp_path)}
-    has_map = any(each.method != "none" for each in rows)
-    assert names == {f"{stem}.{end}" for stem in ("bleu_vs_heads", "heads")[: 1 + has_map] for end in ("png", "pdf")}
+    drawn = {"bleu_vs_heads": True, "heads": any(each.method != "none" for each in rows)}
+    drawn["untuned"] = any(each.variant == "untuned" for each in rows)
+    assert names == {f"{stem}.{end}" for stem, there in drawn.items() if there for end in ("png", "pdf")}
 
 
 def test_no_rows_no_report(tmp_path):
