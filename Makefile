@@ -43,7 +43,7 @@ setup: .venv/stamp  ## make .venv with headlab and all it needs, once
 	@touch $@
 
 test: setup  ## run the unit and integration tests
-	$(BIN)/python -m pytest -m "not system"
+	$(BIN)/python -m pytest -n auto --dist loadfile -m "not system"
 
 test-all: setup  ## run all tests, the long ones too
 	$(BIN)/python -m pytest

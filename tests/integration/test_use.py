@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
@@ -22,12 +23,12 @@ def run(first: pd.DataFrame) -> str:
 
 
 @pytest.fixture
-def copy(headlab: Headlab, run: str) -> Path:
+def copy(headlab: Headlab, run: str) -> Iterator[Path]:
     """A copy of that run to be damaged."""
     folder = headlab.folder / "runs" / "pruned" / "damaged"
-    shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(headlab.folder / run, folder)
-    return folder
+    yield folder
+    shutil.rmtree(folder)  # other files' tests look at all runs
 
 
 def test_translate_gives_a_line_for_a_line(headlab, run):
