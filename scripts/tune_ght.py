@@ -22,7 +22,7 @@ GROUPED = {
 }  # fmt: skip
 BASES = {
     f"lr{lr}-dropout{dropout}": [f"optim.lr={lr}", f"model.dropout={dropout}"]
-    for lr, dropout in product((1.5e-3, 2.5e-3, 4e-3), (0.1, 0.15, 0.25))
+    for lr, dropout in product((3e-3, 4.5e-3, 6e-3), (0.15, 0.2, 0.25))
 }
 
 
