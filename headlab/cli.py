@@ -121,7 +121,7 @@ def _run(arguments: list[str]) -> int:
         raise UserError(_unknown_verb(verb))
     wanted = 1 if verb in ARGUMENTS else 0
     problems = [f"{word}: {verb} takes no such argument; did you mean a key=value?" for word in words[wanted:]]
-    lists = verb == "sweep" or any(word in MULTIRUN for word in multirun)
+    lists = verb == "sweep" or (verb in SWEPT and any(word in MULTIRUN for word in multirun))
     if verb not in SWEPT:
         problems += [f"{word}: {verb} is no sweep; train, prune and sweep may have it" for word in multirun]
     elif DRY_RUN in multirun and not lists:
