@@ -72,8 +72,9 @@ def nearest(name: str, valid: Iterable[str]) -> str:
         return " or ".join(same_end)
 
     def likeness(full: str) -> float:
-        last = difflib.SequenceMatcher(None, name, full.rpartition(".")[2]).ratio()
-        return max(difflib.SequenceMatcher(None, name, full).ratio(), 0.85 * last)  # modle: model, not method.dsp.mode
+        group, _, last = full.rpartition(".")
+        own, short = (difflib.SequenceMatcher(None, name, part).ratio() for part in (full, last))
+        return max(own, short * 0.9 if group else short)  # "modle" is model rather than method.dsp.mode
 
     return max(names, key=lambda full: (likeness(full), -len(full)))
 

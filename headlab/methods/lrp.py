@@ -58,7 +58,7 @@ class LRP(Ordering):
                 loss_fn(batch)
                 walk = Walk(self.network, seen, self.rule)
                 features = walk.features()
-                best = (features @ self.network.words.detach().double().t()).argmax(-1)
+                best = (features @ self.network.words.detach().to(features).t()).argmax(-1)
                 for position, chosen in enumerate(best):
                     real = self._real(position, chosen)
                     arrived = walk.step(position, chosen)

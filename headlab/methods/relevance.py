@@ -14,7 +14,7 @@ otherwise, lets relevance go to queries and keys too.)
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -65,34 +65,45 @@ class Rule:
     released: bool
     eps: float
 
-    def linear(self, x: Tensor, weight: Tensor, relevance: Tensor, within: int = 1) -> Tensor:
-        """From the outputs x W^T, (..., outputs), to the inputs x, (..., inputs); weight (..., outputs, inputs).
+    @property
+    def dtype(self) -> torch.dtype:
+        """Plain ratios grow to millions on their way and cancel out again; positive shares of 1 do not."""
+        return torch.float32 if self.released else torch.float64
 
-        ``within`` last dimensions are what as_released scales as one.
-        """
-        if not self.released:
+
+class Contributions:
+    """What goes from inputs x, (..., inputs), to outputs x W^T; hands relevance back as often as it is asked.
+
+    Args:
+        rule: how.
+        x: the inputs; where the first dimension is positions, relevance may be of the first few alone.
+        weight: W, (..., outputs, inputs).
+        within: how many of the last dimensions as_released scales as one.
+    """
+
+    def __init__(self, rule: Rule, x: Tensor, weight: Tensor, within: int = 1) -> None:
+        self.released, self.x, self.weight, self.within = rule.released, x, weight, within
+        if self.released:
+            self.x_up, self.x_down = x.clamp_min(0), x.clamp_max(0)
+            self.w_up, self.w_down = weight.clamp_min(0), weight.clamp_max(0)
+            self.up = self.x_up @ self.w_up.mT + self.x_down @ self.w_down.mT + rule.eps
+            self.down = self.x_up @ self.w_down.mT + self.x_down @ self.w_up.mT - rule.eps
+        else:
             outputs = x @ weight.mT
-            signed = torch.where(outputs < 0, -self.eps, self.eps)
-            return x * ((relevance / (outputs + signed)) @ weight)
-        x_up, x_down, w_up, w_down = x.clamp_min(0), x.clamp_max(0), weight.clamp_min(0), weight.clamp_max(0)
-        up = 0.5 * relevance / (x_up @ w_up.mT + x_down @ w_down.mT + self.eps)
-        down = 0.5 * relevance / (x_up @ w_down.mT + x_down @ w_up.mT - self.eps)
-        found = x_up * (up @ w_up + down @ w_down) + x_down * (up @ w_down + down @ w_up)
-        axes = tuple(range(-within, 0))
+            self.total = outputs + torch.where(outputs < 0, -rule.eps, rule.eps)
+
+    def back(self, relevance: Tensor) -> Tensor:
+        """From the relevance of the outputs to that of the inputs."""
+        n = relevance.size(0)
+        if not self.released:
+            return self.x[:n] * ((relevance / self.total[:n]) @ self.weight)
+        half = 0.5 * relevance
+        up, down = half / self.up[:n], half / self.down[:n]
+        found = self.x_up[:n] * (up @ self.w_up + down @ self.w_down)
+        found += self.x_down[:n] * (up @ self.w_down + down @ self.w_up)
+        axes = tuple(range(-self.within, 0))
         given, handed = relevance.abs().sum(axes, keepdim=True), found.abs().sum(axes, keepdim=True)
         return found * (given / handed.clamp_min(_TINY))
-
-    def add(self, a: Tensor, b: Tensor, relevance: Tensor) -> tuple[Tensor, Tensor]:
-        """From a + b to both."""
-        ones = torch.ones(1, 2, dtype=a.dtype, device=a.device)
-        shared = self.linear(torch.stack([a, b], -1), ones, relevance[..., None], within=2)
-        return shared[..., 0], shared[..., 1]
-
-    def norm(self, x: Tensor, relevance: Tensor) -> Tensor:
-        """From a layer norm to its input: scales cancel in all ratios, what is left is x minus its mean."""
-        width = x.size(-1)
-        centring = torch.eye(width, dtype=x.dtype, device=x.device) - 1 / width
-        return self.linear(x, centring, relevance)
 
 
 @dataclass
@@ -101,13 +112,14 @@ class Walk:
 
     Positions come first: (positions, sentences, width), as in fairseq. Of the decoder only as many positions are
     looked at as the relevance has: those up to the generation step it started from. ``heads`` gathers the relevance of
-    every head's output, (sentences, heads) by layer name; all in double precision.
+    every head's output, (sentences, heads) by layer name.
     """
 
     network: Network
     seen: dict[nn.Module, tuple[Tensor, Tensor]]
     rule: Rule
     heads: dict[str, Tensor] = field(default_factory=dict)
+    known: dict[tuple[nn.Module, str], Contributions] = field(default_factory=dict)  # the same for all steps
 
     def features(self) -> Tensor:
         """What the output projection reads, (positions, sentences, width)."""
@@ -116,70 +128,91 @@ class Walk:
     def step(self, position: int, chosen: Tensor) -> Tensor:
         """Walk from the logits of the words ``chosen`` (sentences,) at one position to all embeddings.
 
-        Returns what arrives there of a relevance of 1 for every sentence, (sentences,): 1 up to the rule's eps.
+        Returns what arrives there of a relevance of 1 for every sentence, (sentences,): 1 up to rounding and eps.
         """
         read = self.features()[: position + 1]
-        rows = self.network.words.detach().double()[chosen][:, None]
+        rows = self.network.words.detach()[chosen][:, None].to(self.rule.dtype)
         relevance = torch.zeros_like(read)
-        one = torch.ones(len(chosen), 1, 1, dtype=read.dtype, device=read.device)
-        relevance[position] = self.rule.linear(read[position][:, None], rows, one)[:, 0]
-        memory = self._last(self.network.encoder, self.network.encoder_norm)
-        source = torch.zeros_like(memory)
+        logits = Contributions(self.rule, read[position][:, None], rows)
+        relevance[position] = logits.back(torch.ones_like(logits.x[..., :1]))[:, 0]
+        source = torch.zeros_like(self._memory())
         target = self._half(self.network.decoder, self.network.decoder_norm, relevance, source)
         source = self._half(self.network.encoder, self.network.encoder_norm, source, None)
         return target.sum((0, 2)) + source.sum((0, 2))
 
-    def _last(self, blocks: Sequence[Block], norm: nn.Module | None) -> Tensor:
-        return self._of(norm if norm is not None else blocks[-1].norm)[1]
+    def _memory(self) -> Tensor:
+        return self._last(self.network.encoder, self.network.encoder_norm)
 
-    def _of(self, module: nn.Module) -> tuple[Tensor, Tensor]:
-        inputs, output = self.seen[module]
-        return inputs.detach().double(), output.detach().double()
+    def _last(self, blocks: Sequence[Block], norm: nn.Module | None) -> Tensor:
+        return self._cast(self.seen[norm if norm is not None else blocks[-1].norm][1])
+
+    def _cast(self, tensor: Tensor) -> Tensor:
+        return tensor.detach().to(self.rule.dtype)
+
+    def _once(
+        self, module: nn.Module, what: str, make: Callable[[], tuple[Tensor, Tensor]], within: int = 1
+    ) -> Contributions:
+        """The contributions of a part of the network, whose inputs and weight ``make`` gives."""
+        if (module, what) not in self.known:
+            x, weight = map(self._cast, make())
+            self.known[module, what] = Contributions(self.rule, x, weight, within)
+        return self.known[module, what]
+
+    def _norm(self, norm: nn.Module) -> Contributions:
+        """Of a layer norm: scales cancel in all ratios, what is left is its input minus the mean."""
+        x = self.seen[norm][0]
+        width = x.size(-1)
+        return self._once(norm, "norm", lambda: (x, torch.eye(width, device=x.device) - 1 / width))
+
+    def _linear(self, module: nn.Linear, read: Tensor) -> Contributions:
+        return self._once(module, "linear", lambda: (read, module.weight))
+
+    def _sum(self, block: Block, a: Tensor, b: Tensor) -> Contributions:
+        """Of a + b, each (..., width): two inputs for every output."""
+        return self._once(block.norm, "sum", lambda: (torch.stack([a, b], -1), a.new_ones(1, 2)), within=2)
 
     def _half(
         self, blocks: Sequence[Block], norm: nn.Module | None, relevance: Tensor, memory: Tensor | None
     ) -> Tensor:
         """From the output of encoder or decoder to its embeddings; what goes to the encoder is added to ``memory``."""
-        length = relevance.size(0)
+        first = self.network.norm_first
         if norm is not None:
-            relevance = self.rule.norm(self._of(norm)[0][:length], relevance)
+            relevance = self._norm(norm).back(relevance)
         for block in reversed(blocks):
-            inside, normed = block.inside, self._of(block.norm)[0][:length]
+            inside = block.inside
+            if not first:
+                relevance = self._norm(block.norm).back(relevance)
             if isinstance(inside, HeadAttention) and not inside.heads:  # adds a bias, which gets nothing
-                relevance = relevance if self.network.norm_first else self.rule.norm(normed, relevance)
                 continue
-            first, last = (inside, inside) if isinstance(inside, HeadAttention) else inside
-            entered, written = self._of(first)[0][:length], self._of(last)[1][:length]
-            if not self.network.norm_first:
-                relevance = self.rule.norm(normed, relevance)
-            kept, relevance = self.rule.add(normed if self.network.norm_first else entered, written, relevance)
+            enters, writes = (inside, inside) if isinstance(inside, HeadAttention) else inside
+            entered, written = self.seen[enters][0], self.seen[writes][1]
+            beside = self.seen[block.norm][0] if first else entered
+            kept, relevance = self._sum(block, beside, written).back(relevance[..., None]).unbind(-1)
             if isinstance(inside, HeadAttention) and inside.kind == "enc-dec":
                 assert memory is not None
-                read = self._last(self.network.encoder, self.network.encoder_norm)
-                memory += self._attention(inside, read, relevance)
+                memory += self._attention(inside, self._memory(), relevance)
                 relevance = torch.zeros_like(relevance)  # queries get nothing
             elif isinstance(inside, HeadAttention):
                 relevance = self._attention(inside, entered, relevance)
             else:
-                relevance = self.rule.linear(self._of(last)[0][:length], inside[1].weight.detach().double(), relevance)
-                relevance = self.rule.linear(entered, inside[0].weight.detach().double(), relevance)
-            if self.network.norm_first:
-                relevance = self.rule.norm(normed, relevance)
+                relevance = self._linear(inside[1], self.seen[inside[1]][0]).back(relevance)
+                relevance = self._linear(inside[0], entered).back(relevance)
+            if first:
+                relevance = self._norm(block.norm).back(relevance)
             relevance = kept + relevance
         return relevance
 
     def _attention(self, layer: HeadAttention, read: Tensor, relevance: Tensor) -> Tensor:
         """From a layer's output (queries, sentences, dim) to what its values were made of, ``read``."""
-        queries, keys = relevance.size(0), read.size(0)
-        maps = {name: layer.features[name].detach().double() for name in ("O", "A", "V")}
-        out, weights, values = maps["O"][:, :, :queries], maps["A"][:, :, :queries, :keys], maps["V"][:, :, :keys]
-        written = out.permute(2, 0, 1, 3)  # (queries, sentences, heads, width)
-        relevance = self.rule.linear(written.flatten(2), layer.out_proj.weight.detach().double(), relevance)
-        per_head = relevance.view(written.shape)
+        out, weights, values = (self._cast(layer.features[name]) for name in ("O", "A", "V"))
+        queries = relevance.size(0)
+        keys = queries if layer.kind == "dec-self" else read.size(0)
+        per_head = self._linear(layer.out_proj, out.permute(2, 0, 1, 3).flatten(2)).back(relevance)
+        per_head = per_head.unflatten(2, (layer.num_heads, -1))  # (queries, sentences, heads, width)
         self.heads[layer.name] = per_head.sum((0, 3))
-        to_values = self.rule.linear(values.mT, weights, per_head.permute(1, 2, 3, 0), within=2)
-        to_values = to_values.permute(3, 0, 1, 2).flatten(2)  # (keys, sentences, heads * width)
-        return self.rule.linear(read, layer.v_proj.weight.detach().double(), to_values)
+        looked = Contributions(self.rule, values[:, :, :keys].mT, weights[:, :, :queries, :keys], within=2)
+        to_values = looked.back(per_head.permute(1, 2, 3, 0))  # (sentences, heads, width, keys)
+        return self._linear(layer.v_proj, read).back(to_values.permute(3, 0, 1, 2).flatten(2))
 
 
 @contextmanager
