@@ -265,7 +265,9 @@ class Stages:
 
 
 def _one_that_covers(run: RunDir, identity: dict[str, Any], points: Collection[int]) -> RunDir:
-    """A finished control that differs from ``run`` only in having been measured at more points, if there is one."""
+    """``run``, or if that is not finished a finished control that was only measured at more points."""
+    if run.done:
+        return run
     for path in sorted(run.path.parent.glob("*/identity.json")):
         other = read_json(path)
         same = {**other, "points": None} == {**identity, "points": None}

@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 from sacrebleu import corpus_bleu
 from safetensors.torch import load_file
@@ -16,6 +15,7 @@ from headlab.report import make_report
 from headlab.report.rows import read_rows
 from headlab.report.summary import read_models
 
+from .conftest import SMALL, write_digits
 from .runner import Headlab
 
 pytestmark = pytest.mark.integration
@@ -30,7 +30,14 @@ COMMANDS = [
 
 
 @pytest.fixture(scope="module")
-def folder(headlab: Headlab, first: pd.DataFrame) -> Path:
+def headlab(tmp_path_factory: pytest.TempPathFactory) -> Headlab:
+    folder = tmp_path_factory.mktemp("seeds")
+    write_digits(folder)
+    return Headlab(folder, SMALL)
+
+
+@pytest.fixture(scope="module")
+def folder(headlab: Headlab) -> Path:
     for arguments in COMMANDS:
         done = headlab("prune", *arguments, "--results", "evidence")
         assert done.code == 0, done.stderr
