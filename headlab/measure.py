@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -65,26 +65,42 @@ class Measure:
         )  # fmt: skip
         if control is not None:
             self.scores(control)
-            references = self._text("test")[1]
-            difference = compare(
-                _lines(folder / "hypotheses.txt"), _lines(control / "hypotheses.txt"), references,
-                cfg.score.bootstrap, cfg.data.seed,
+            own, other, references = folder / "hypotheses.txt", control / "hypotheses.txt", self._text("test")[1]
+            found = self._drawn(
+                folder / "difference.json", [own, other],
+                lambda: asdict(compare(_lines(own), _lines(other), references, cfg.score.bootstrap, cfg.data.seed)),
             )  # fmt: skip
             row.reference = reference
-            row.delta_bleu, row.p_value = difference.delta, difference.p_value
-            row.delta_low, row.delta_high = difference.low, difference.high
+            row.delta_bleu, row.p_value = found["delta"], found["p_value"]
+            row.delta_low, row.delta_high = found["low"], found["high"]
         return row
 
     def resamples(self, row: Row) -> Resamples:
         """BLEU of the model of ``row`` on the resamples that all models of this test set share."""
         samples, seed, references = self.cfg.score.bootstrap, self.cfg.data.seed, self._text("test")[1]
-        values = resampled_bleu(_lines(Path(row.run) / "hypotheses.txt"), references, samples, seed)
+        folder = Path(row.run)
+        hypotheses = folder / "hypotheses.txt"
+        found = self._drawn(
+            folder / "resamples.json", [hypotheses],
+            lambda: {"bleu": resampled_bleu(_lines(hypotheses), references, samples, seed).round(3).tolist()},
+        )  # fmt: skip
         assert row.bleu is not None
         return Resamples(
             row.experiment, row.method, row.variant, row.scope, row.target, row.seed,
             draws=f"{samples} of {len(references)} sentences {digest(references)}, seed {seed}", bleu=row.bleu,
-            resampled=" ".join(f"{value:.3f}" for value in values),
+            resampled=" ".join(f"{value:.3f}" for value in found["bleu"]),
         )  # fmt: skip
+
+    def _drawn(self, path: Path, hypotheses: list[Path], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """What ``make`` finds by drawing test sentences again and again: kept in ``path`` for another start."""
+        drawn = {"samples": self.cfg.score.bootstrap, "seed": self.cfg.data.seed}
+        texts = [sha256_of(each) for each in hypotheses]
+        key = digest({"hypotheses": texts, "references": digest(self._text("test")[1]), **drawn})
+        found = _cached(path, key)
+        if found is None:
+            found = make()
+            write_json(path, {"key": key, "value": found})
+        return found
 
     def scores(self, folder: Path) -> dict[str, Any]:
         """BLEU and chrF on test and BLEU on valid; translations stay in ``hypotheses.txt``."""
