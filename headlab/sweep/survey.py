@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -86,7 +86,7 @@ class Survey(GroupedStages):
 
     @contextmanager
     def _making(self, run: RunDir, identity: dict[str, Any]) -> Iterator[float | None]:
-        updates, models, base = _size(identity)
+        updates, models, base = _size(identity, self.trains)
         self.found.setdefault(run.path, Stage(run, updates, models, base))
         yield None
 
@@ -102,8 +102,11 @@ class Survey(GroupedStages):
         self.found[run.path] = Stage(run, updates, 1, base)
 
 
-def _size(identity: dict[str, Any]) -> tuple[int, int, bool]:
-    """Updates of a stage, models in its folder, and whether it is trained from random initialisation."""
+def _size(identity: dict[str, Any], trains: Callable[[str], bool]) -> tuple[int, int, bool]:
+    """Updates of a stage, models in its folder, and whether it is trained from random initialisation.
+
+    What a method that does not train spends on no selection it spends on fine-tuning.
+    """
     stage, name = identity.get("stage"), identity.get("name")
     if stage == "base":
         return identity["optim"]["updates"], 1, True
@@ -113,6 +116,8 @@ def _size(identity: dict[str, Any]) -> tuple[int, int, bool]:
     if name == "control":
         return max(identity["points"]), len(identity["points"]), False
     if name == "pruned":
-        branch = identity["branch"] if identity.get("selection") else 0
-        return identity["stop"] - identity.get("start", branch), 1, False
+        begins = identity["start"] if "start" in identity else identity["branch"] * trains(identity["method"])
+        return identity["stop"] - begins, 1, False
+    if name == "untuned":
+        return 0, 1, False
     return 0, 0, False

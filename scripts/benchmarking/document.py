@@ -127,7 +127,7 @@ def write_readme(folder: Path) -> Path:
     text = [
         "# headlab beside stock fairseq",
         "",
-        "Made by `make benchmark` from `ratios.csv`, `profile.csv`, `findings.md` and `manifest.json`.",
+        "Made by `make benchmark` from the files beside it.",
         "",
         f"{hardware['cpu']}, {hardware['cores']} cores, {record['threads']} threads, device {machine['device']}, "
         f"default precision {machine['precision']}; torch {versions['torch']}, Python {versions['python']}; "

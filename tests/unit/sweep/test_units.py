@@ -9,6 +9,7 @@ import pytest
 from headlab.report.rows import Row, write_rows
 from headlab.runs import write_json
 from headlab.sweep.cells import cells_of
+from headlab.sweep.survey import _size
 from headlab.sweep.units import Share, Unit, is_finished, units_of
 
 COMMON = """
@@ -94,3 +95,10 @@ def test_a_cell_is_finished_when_its_rows_and_their_runs_are_there() -> None:
     rows[0][3] = 1
     write_json(unit.folder / "rows.json", {"folder": "results/x", "rows": rows})
     assert not is_finished(unit.folder)
+
+
+@pytest.mark.parametrize(("method", "updates"), [("l0", 100), ("gradient", 400)])
+def test_what_is_not_spent_on_selecting_is_counted_as_fine_tuning(method, updates):
+    identity = {"name": "pruned", "method": method, "selection": "a run", "branch": 300, "stop": 400}
+    assert _size(identity, lambda name: name == "l0") == (updates, 1, False)
+    assert _size({**identity, "start": 350}, lambda name: True) == (50, 1, False)
