@@ -76,12 +76,14 @@ class Launcher:
 
     def code(self, job: Job[int]) -> int | None:
         """headlab's exit code of a job that has ended; None where its process was ended from outside."""
-        from submitit.core.utils import UncompletedJobError
+        from submitit.core.utils import FailedJobError, UncompletedJobError
 
         if self.local and not job.paths.result_pickle.exists():
             return None
         try:
             return job.result()
+        except FailedJobError:  # it could not even begin: its log says why
+            return 1
         except UncompletedJobError:
             return None
 
