@@ -143,7 +143,7 @@ def load_config(path: Path) -> Config:
         raw = OmegaConf.load(path)
         if not isinstance(raw, DictConfig):
             raise UserError(f"{path}: not a configuration")
-        if "${" in OmegaConf.to_yaml(raw):
+        if "${" in path.read_text(encoding="utf-8"):
             raise UserError(f"{path}: contains an interpolation (${{...}}), which the config of a run never does")
         cfg = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), raw))
     except (OSError, UnicodeDecodeError, YAMLError, OmegaConfBaseException) as error:

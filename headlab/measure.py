@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -53,7 +54,7 @@ class Measure:
         langs = (cfg.data.source_lang, cfg.data.target_lang)
         layout = read_layout(folder)
         scores = self.scores(folder)
-        shape = load_config(run_of(folder) / "config.yaml").model  # which need not be that of the base
+        shape = _shape(run_of(folder).resolve())  # which need not be that of the base
         speed = (self._known_speed(folder) if self.base is not None else None) or {}
         row = Row(
             experiment=cfg.results, method=method, variant=variant, scope=" ".join(scope), target=target,
@@ -104,10 +105,8 @@ class Measure:
 
     def scores(self, folder: Path) -> dict[str, Any]:
         """BLEU and chrF on test and BLEU on valid; translations stay in ``hypotheses.txt``."""
-        score = self.cfg.score
-        key = self._key(folder, beam=score.beam, lenpen=score.lenpen)
-        found = _cached(folder / "scores.json", key)
-        if found is None or not (folder / "hypotheses.txt").exists():
+        found = self.known_scores(folder)
+        if found is None:
             began = time.monotonic()
             translate = self._translator(folder)
             hypotheses = {}
@@ -120,8 +119,13 @@ class Measure:
             found = {**asdict(test), "valid_bleu": valid.bleu}
             atomic_write(folder / "hypotheses.txt", "".join(line + "\n" for line in hypotheses["test"]))
             seconds = round(time.monotonic() - began, 1)
-            write_json(folder / "scores.json", {"key": key, "value": found, "seconds": seconds})
+            write_json(folder / "scores.json", {"key": self._score_key(folder), "value": found, "seconds": seconds})
         return found
+
+    def known_scores(self, folder: Path) -> dict[str, Any] | None:
+        """:meth:`scores` if the model in ``folder`` was translated before, else None."""
+        kept = (folder / "hypotheses.txt").exists()
+        return _cached(folder / "scores.json", self._score_key(folder)) if kept else None
 
     def speeds(self, folders: Sequence[Path]) -> None:
         """Measure the speed of the smaller models among ``folders`` in turn with that of the base: ``speed.json``.
@@ -147,10 +151,13 @@ class Measure:
             record = {"key": self._speed_key(folder), "value": found, "rounds": {"base": base, "pruned": own}}
             write_json(folder / "speed.json", {**record, "seconds": round(seconds / len(missing), 1)})
 
+    def _score_key(self, folder: Path) -> str:
+        return self._key(folder, beam=self.cfg.score.beam, lenpen=self.cfg.score.lenpen)
+
     def _smaller(self, folder: Path) -> bool:
         """Whether a model is another than the base in anything but its weights."""
         layout = read_layout(folder)
-        return layout.count() < layout.total() or load_config(run_of(folder) / "config.yaml").model != self.cfg.model
+        return layout.count() < layout.total() or _shape(run_of(folder).resolve()) != self.cfg.model
 
     def _speed_key(self, folder: Path) -> str:
         assert self.base is not None
@@ -196,7 +203,7 @@ class Measure:
 
     def _translator(self, folder: Path) -> Translator:
         data = self.cfg.data
-        shape = load_config(run_of(folder) / "config.yaml").model
+        shape = _shape(run_of(folder).resolve())
         model, task, pieces = load_model(folder, shape, data.source_lang, data.target_lang, self.machine)
         return Translator(model, task, pieces, self.cfg.score)
 
@@ -207,6 +214,12 @@ class Measure:
 def run_of(folder: Path) -> Path:
     """The run that a model folder belongs to: itself, or for ``at-<updates>`` the one around it."""
     return folder if (folder / "manifest.json").exists() else folder.parent
+
+
+@cache
+def _shape(run: Path) -> ModelConfig:
+    """The shape of the model that was built in ``run``."""
+    return load_config(run / "config.yaml").model
 
 
 def _cached(path: Path, key: str) -> dict[str, Any] | None:

@@ -68,7 +68,7 @@ def prune(cfg: Config) -> None:
         bases[0].base()  # with all threads, since nothing else is to be done
     if cfg.base is not None:
         _check_base(cfg, bases[0].base())
-    parallel.run(plan.training_of(seeds, bases), side_by_side)
+    parallel.run(plan.left(seeds, bases), side_by_side)
 
     found = [_measured(stages, machine, each.base(), plan) for stages, each in zip(seeds, bases, strict=True)]
     models = {f"base{_of_seed(each.cfg)}": each.base() / "model.safetensors" for each in bases}
@@ -88,7 +88,8 @@ def _measured(stages: GroupedStages, machine: Machine, base: RunDir, plan: Plan)
     measure = Measure(cfg, machine, stages.data(), base)
     scoring = replace(measure, machine=stages.machine)
     translated = [*folders, *(run.path for run in untuned.values())]  # whose speed is that of the tuned ones
-    parallel.run({f"scoring {folder}": Task(scoring.scores, (folder,)) for folder in translated}, side_by_side)
+    unscored = [folder for folder in translated if scoring.known_scores(folder) is None]
+    parallel.run({f"scoring {folder}": Task(scoring.scores, (folder,)) for folder in unscored}, side_by_side)
     measure.speeds(folders)
 
     base_seconds = stages.seconds(base.path)

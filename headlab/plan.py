@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 from headlab.checks import ALONE, targets_of
 from headlab.config import Config
@@ -12,6 +13,7 @@ from headlab.fairseq_plugin.setup import Machine
 from headlab.ght import GroupedStages
 from headlab.parallel import Task
 from headlab.runs import RunDir
+from headlab.stages import Unfinished
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,27 @@ class Plan:
         alone = list(dict.fromkeys([*everywhere, *((kind, t) for kind, t in beside if kind in ALONE)]))
         control = "control" in cfg.prune.controls
         return cls(targets, updates, [*own, *rivals], control, alone, method, cfg.optim.updates, cfg.prune.untuned)
+
+    def left(self, seeds: Sequence[GroupedStages], bases: Sequence[GroupedStages]) -> dict[str, Task]:
+        """What of :meth:`training_of` is not finished: for the rest no process has to begin."""
+        tasks = self.training_of(seeds, bases)
+        looks = self.training_of(*([replace(each, looking=True) for each in group] for group in (seeds, bases)))
+
+        @cache
+        def unfinished(name: str) -> bool:
+            if any(unfinished(other) for other in tasks[name].needs):
+                return True
+            try:
+                looks[name].function(*looks[name].arguments)
+            except Unfinished:
+                return True
+            return False
+
+        return {
+            name: replace(task, needs=tuple(filter(unfinished, task.needs)))
+            for name, task in tasks.items()
+            if unfinished(name)
+        }
 
     def training_of(self, seeds: Sequence[GroupedStages], bases: Sequence[GroupedStages]) -> dict[str, Task]:
         """Everything to train of all seeds, which wait for nothing of each other: the bases first."""

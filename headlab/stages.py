@@ -39,6 +39,10 @@ from headlab.progress import say
 from headlab.runs import RunDir, atomic_write, manifest, read_json, write_json
 
 
+class Unfinished(Exception):
+    """A run is asked for that would have to be made."""
+
+
 @dataclass(frozen=True)
 class Stages:
     """The stages of one configuration on one machine."""
@@ -46,6 +50,7 @@ class Stages:
     cfg: Config
     machine: Machine
     told: set[Path] = field(default_factory=set)  # finished runs that were named already
+    looking: bool = False  # raise Unfinished instead of making a run
 
     # --- stages -----------------------------------------------------------------------------------------------
 
@@ -234,6 +239,8 @@ class Stages:
             self.told.add(run.path)
             yield None
             return
+        if self.looking:
+            raise Unfinished(run.path)
         with run.open():
             if (run / "DONE").is_file():  # by another process, while this one waited for it
                 say(f"{run}: finished")
