@@ -17,7 +17,7 @@ from headlab.runs import atomic_write, read_json
 #: The rows of ratios.csv, in their order: the name on the command line, what is measured, against what, the goal.
 ROWS: dict[str, tuple[str, str, float, str]] = {
     "train": ("training, target tokens/s, default precision", "fairseq-train (fp32)", 2.0, ">="),
-    "train-fp32": ("training, target tokens/s, fp32", "fairseq-train (fp32)", 1.4, ">="),
+    "train-fp32": ("training, target tokens/s, fp32 and Adam on both sides", "fairseq-train (fp32)", 1.4, ">="),
     "batching": ("own batching, same tokens per update", "stock batching", 1.05, ">="),
     "gates-enc": ("training with L0 gates on the encoder's heads", "headlab without gates", 0.95, ">="),
     "gates-all": ("training with L0 gates on all heads", "headlab without gates", 0.9, ">="),

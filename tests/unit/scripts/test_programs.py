@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from benchmarking.padding import Padding, padding
+from benchmarking.padding import Padding, by_both, padding
 from benchmarking.same import Compared, check_losses, compared, differing
 from benchmarking.stock import _hypotheses, configuration, train_arguments
 
@@ -66,3 +66,8 @@ def test_translations_that_differ_are_sorted_by_why() -> None:
 def test_padding_of_batches_made_by_hand() -> None:
     # sources 1, 3 and 2, padded to 2 x 3 + 2 = 8 positions; targets 2, 2 and 5, which need no padding
     assert padding([[0, 1], [2]], [1, 3, 2], [2, 2, 5]) == Padding(0.25, 0.0, pytest.approx(2 / 17))
+
+
+def test_sentences_sorted_by_both_lengths() -> None:
+    # bands of source lengths 2, 3 | 4, 5: targets fall in the first and rise in the second
+    assert by_both([4, 2, 5, 3, 2], [1, 7, 9, 5, 6], 2).tolist() == [1, 4, 3, 0, 2]
