@@ -82,7 +82,7 @@ reproduce-en-ru: setup  ## the English-Russian table: results/en_ru/ (LAMBDA=1, 
 PAIR := en_ru
 SEEDS := $(if $(SMOKE)$(ABLATION),1,1 2 3)
 ABLATIONS := $(sort $(basename $(notdir $(wildcard conf/experiment/ght_ablation/*.yaml))))
-GHT_SIZE := $(if $(SMOKE),model=tiny optim=tiny data.pieces=500 data.valid_size=100 data.test_size=200 \
+GHT_SIZE := $(if $(SMOKE),model=tiny optim=tiny optim.updates=100 data.pieces=500 data.valid_size=100 data.test_size=200 \
 	prune.target=12 prune.selection_updates=20 prune.finetune_updates=10 prune.warmup=10 \
 	score.bootstrap=200 score.speed_sentences=50 score.speed_rounds=2)
 GHT_RESULTS := $(if $(SMOKE),ght_smoke,ght_$(if $(ABLATION),ablation_)$(PAIR))
