@@ -8,6 +8,7 @@ softmax(Q K^T / sqrt(d_h)) V W_o + b exactly as Vaswani et al. 2017 (section 3.2
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import reduce
 
 import torch
 from torch import Tensor, nn
@@ -105,18 +106,15 @@ class HeadAttention(nn.Module):
         beam = rows // sentences
         # Queries are scaled before the product: it is the smaller tensor.
         q = self._split(self.q_proj(query) * self.head_dim**-0.5, beam)
-        scores = torch.bmm(q, k.transpose(1, 2))
-        if mask is not None:
-            scores = scores.add_(mask)
-        by_sentence = scores.view(sentences, self.num_heads, beam * queries, -1)
+        biases = [] if mask is None else [mask]
         if memory is None and state is not None and BEAM in state:
-            by_sentence.add_(state[BEAM][:, None])
+            biases.append(state[BEAM][:, None])
         if key_padding is not None:
-            by_sentence.add_(_forbidden(key_padding, scores.dtype)[:, None, None])
-        weights = torch.softmax(scores, dim=-1)
-        context = torch.bmm(dropout(weights, self.dropout, self.training), v)
+            biases.append(_forbidden(key_padding, q.dtype)[:, None, None])
+        q, k, v = (t.unflatten(0, (sentences, -1)) for t in (q, k, v))
+        context, weights = (self._fused if self._fuses(q) else self._by_hand)(q, k, v, biases)
         if self.record:
-            self._record(sentences, V=v, A=weights, O=context, padding=key_padding)
+            self._record(sentences, V=v.flatten(0, 1), O=context, padding=key_padding, **weights)
         context = self._merge(context, beam)
         weight = self.out_proj.weight
         if self.gate is not None:
@@ -124,6 +122,29 @@ class HeadAttention(nn.Module):
             # instead of one over all positions, and gradients reach the gate just the same.
             weight = weight * self.gate().to(weight.dtype).repeat_interleave(self.head_dim)
         return F.linear(context, weight, self.out_proj.bias)
+
+    def _fuses(self, q: Tensor) -> bool:
+        """Whether the kernels of a GPU are taken, which never write the weights down."""
+        return q.is_cuda and "A" not in self.record
+
+    def _fused(self, q: Tensor, k: Tensor, v: Tensor, biases: list[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """:meth:`_by_hand` in one kernel."""
+        bias = reduce(torch.add, biases).to(q.dtype) if biases else None
+        rate = self.dropout if self.training else 0.0
+        context = F.scaled_dot_product_attention(q, k, v, bias, rate, scale=1.0)
+        return context.flatten(0, 1), {}
+
+    def _by_hand(self, q: Tensor, k: Tensor, v: Tensor, biases: list[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """What the heads give, (sentences * heads, queries, width), and their weights as ``A``.
+
+        ``q``, ``k`` and ``v`` are (sentences, heads, positions, width), ``biases`` are added to the scores.
+        On a CPU plain products are faster than torch's fused kernel for sentences of usual length.
+        """
+        scores = torch.bmm(q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2))
+        for bias in biases:
+            scores.view(*q.shape[:3], -1).add_(bias)
+        weights = torch.softmax(scores, dim=-1)
+        return torch.bmm(dropout(weights, self.dropout, self.training), v.flatten(0, 1)), {"A": weights}
 
     def _split(self, x: Tensor, beam: int = 1) -> Tensor:
         """(positions, sentences * beam, heads * width) -> (sentences * heads, beam * positions, width).

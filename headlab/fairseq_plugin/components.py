@@ -82,20 +82,25 @@ class TranslationLoss(FairseqCriterion):
     def forward(self, model: nn.Module, sample: dict[str, Any]) -> tuple[Tensor, int, dict[str, Any]]:
         """Loss of one batch, its number of target tokens, and what to log."""
         target = sample["target"]
-        real = target.ne(self.padding_idx)
         features, _ = model(**sample["net_input"], features_only=True, return_all_hiddens=False)
-        # Padding is taken out before the output projection, the largest product of a small model.
+        if features.is_cuda:  # cannot tell how many positions are real without being waited for
+            features, target = features.flatten(0, 1), target.flatten()
+        else:  # padding is taken out before the output projection, the largest product of a small model
+            real = target.ne(self.padding_idx)
+            features, target = features[real], target[real]
         decoder: Any = model.decoder  # also where fairseq has wrapped the model for data-parallel training
-        logits = decoder.output_layer(features[real]).float()
+        logits = decoder.output_layer(features).float()
         words, tokens = logits.size(-1), int(sample["ntokens"])
         smoothing = self.label_smoothing * words / (words - 1) if model.training else 0.0
-        loss = F.cross_entropy(logits, target[real], reduction="sum", label_smoothing=smoothing)
+        loss = F.cross_entropy(
+            logits, target, reduction="sum", ignore_index=self.padding_idx, label_smoothing=smoothing
+        )
         extra = self.method.loss(tokens) if self.method is not None and model.training else None
         logging_output = {
             "loss": loss.detach(),
             "method_loss": 0.0 if extra is None else extra.detach() * tokens,
             "ntokens": tokens,
-            "nsentences": target.size(0),
+            "nsentences": sample["target"].size(0),
             "sample_size": tokens,
         }
         return (loss if extra is None else loss + extra * tokens), tokens, logging_output

@@ -91,10 +91,16 @@ def by_hand(
         return out.float(), {name: torch.stack(found, 1).float() for name, found in features.items()}
 
 
+@pytest.fixture(params=["by hand", "fused"])
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products written out, as on a CPU, and in one kernel, as on a GPU."""
+    monkeypatch.setattr(HeadAttention, "_fuses", lambda layer, q: request.param == "fused")
+
+
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("padded", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
-def test_ungated_it_is_fairseqs_attention(kind, padded, training):
+def test_ungated_it_is_fairseqs_attention(kind, padded, training, kernels):
     layer = layer_of(kind).train(training)
     twin = fairseq_twin(layer).train(training)
     query, memory, padding, mask = inputs(kind)
@@ -115,7 +121,7 @@ def test_ungated_it_is_fairseqs_attention(kind, padded, training):
 
 
 @pytest.mark.parametrize("kind", ["dec-self", "enc-dec"])
-def test_token_by_token_it_is_fairseqs_attention(kind):
+def test_token_by_token_it_is_fairseqs_attention(kind, kernels):
     layer = layer_of(kind).eval()
     twin = fairseq_twin(layer).eval()
     query, memory, padding, _ = inputs(kind)
@@ -231,7 +237,7 @@ def test_padding_among_tokens_decoded_one_by_one_is_refused():
         layer(query[:1], None, padding[:, :1], None, {})
 
 
-def test_hypotheses_branch_and_sentences_leave():
+def test_hypotheses_branch_and_sentences_leave(kernels):
     """Two hypotheses a sentence: the second drops its past for that of the first; then sentence 1 is done."""
     layer = layer_of("dec-self").eval()
     torch.manual_seed(8)
@@ -254,7 +260,7 @@ def test_hypotheses_branch_and_sentences_leave():
         torch.testing.assert_close(found[:, hypothesis], expected[2], atol=1e-5, rtol=1e-5)
 
 
-def test_the_hypotheses_of_a_sentence_share_its_memory():
+def test_the_hypotheses_of_a_sentence_share_its_memory(kernels):
     layer = layer_of("enc-dec").eval()
     _, memory, padding, _ = inputs("enc-dec")
     torch.manual_seed(8)
