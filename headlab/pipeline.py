@@ -21,7 +21,7 @@ from headlab.ght import GroupedStages
 from headlab.machine import decide, divided, jobs
 from headlab.measure import Measure, Spent, run_of
 from headlab.parallel import Task
-from headlab.plan import Plan, base_stages, per_seed
+from headlab.plan import Plan, per_seed
 from headlab.progress import Progress, console, say
 from headlab.report import make_report
 from headlab.report.heads import HeadRow, heads_of, write_heads
@@ -63,8 +63,9 @@ def prune(cfg: Config) -> None:
     first = GroupedStages(cfg, shared)
     first.data()
     seeds = [replace(first, cfg=one) for one in per_seed(cfg)]
-    bases = [base_stages(stages, machine, alone=len(seeds) == 1) for stages in seeds]
+    bases = seeds
     if len(seeds) == 1:
+        bases = [replace(seeds[0], machine=machine)]
         bases[0].base()  # with all threads, since nothing else is to be done
     if cfg.base is not None:
         _check_base(cfg, bases[0].base())

@@ -9,7 +9,6 @@ from functools import cache
 from headlab.checks import ALONE, targets_of
 from headlab.config import Config
 from headlab.fairseq_plugin.modelfiles import read_layout
-from headlab.fairseq_plugin.setup import Machine
 from headlab.ght import GroupedStages
 from headlab.parallel import Task
 from headlab.runs import RunDir
@@ -121,18 +120,6 @@ class Plan:
 def per_seed(cfg: Config) -> list[Config]:
     """The configurations of a command's seeds, one each."""
     return [replace(cfg, seed=seed, seeds=None) for seed in cfg.seeds or [cfg.seed]]
-
-
-def base_stages(stages: GroupedStages, machine: Machine, alone: bool) -> GroupedStages:
-    """Who trains the base of ``stages``: ``alone`` with all threads of ``machine``, else with the share of ``stages``.
-
-    The number of threads is part of what a run is, but of no weight here: a base that is finished with the other
-    number is taken.
-    """
-    wanted, other = replace(stages, machine=machine), stages
-    if not alone:
-        wanted, other = other, wanted
-    return other if other.base_run().done and not wanted.base_run().done else wanted
 
 
 def _pruned(stages: GroupedStages, base: RunDir, method: str, targets: list[int], target: int | None) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -78,11 +78,18 @@ class Stages:
         return run
 
     def base_run(self) -> RunDir:
-        """Where the base is, or will be."""
+        """Where the base is, or will be.
+
+        The number of threads is part of what a run is, but of no weight here: a base that is finished with another
+        number is taken.
+        """
         cfg = self.cfg
         if cfg.base is not None:
             return RunDir.at(Path(cfg.base))
-        return RunDir(Path(cfg.runs_dir), "base", cfg.data.name, self._base_identity())
+        identity = self._base_identity()
+        run = RunDir(Path(cfg.runs_dir), "base", cfg.data.name, identity)
+        other_threads = _finished_like(run, identity, lambda one: {**one, "machine": {**one["machine"], "threads": 0}})
+        return next((other for other, _ in other_threads), run)
 
     def _base_identity(self) -> dict[str, Any]:
         return identities.of_new(self.cfg, self.machine, self.data(), self.cfg.optim)
@@ -273,11 +280,18 @@ class Stages:
 
 def _one_that_covers(run: RunDir, identity: dict[str, Any], points: Collection[int]) -> RunDir:
     """``run``, or if that is not finished a finished control that was only measured at more points."""
+    alike = _finished_like(run, identity, lambda one: {**one, "points": None})
+    return next((other for other, found in alike if set(points) <= set(found["points"])), run)
+
+
+def _finished_like(
+    run: RunDir, identity: dict[str, Any], without: Callable[[dict[str, Any]], dict[str, Any]]
+) -> Iterator[tuple[RunDir, dict[str, Any]]]:
+    """Finished runs beside ``run``, with their identities, that are what it is ``without`` something; itself first."""
     if run.done:
-        return run
+        yield run, identity
+        return
     for path in sorted(run.path.parent.glob("*/identity.json")):
-        other = read_json(path)
-        same = {**other, "points": None} == {**identity, "points": None}
-        if same and set(points) <= set(other["points"]) and (path.parent / "DONE").is_file():
-            return RunDir.at(path.parent)
-    return run
+        found = read_json(path)
+        if without(found) == without(identity) and (path.parent / "DONE").is_file():
+            yield RunDir.at(path.parent), found

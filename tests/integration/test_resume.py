@@ -105,3 +105,11 @@ def test_two_processes_train_like_one_with_twice_the_batches(headlab, first):
     two, one = models
     for name in one:
         assert (two[name] - one[name]).abs().max() < 1e-4, name
+
+
+def test_a_base_trained_with_other_threads_is_taken(headlab, first):
+    (base,) = {Path(run) for run in first.query("variant == 'base'").run}
+    done = headlab("train", "--threads", "2", "--results", "threads")
+    assert done.code == 0, done.stderr
+    assert f"{base}: finished" in done.stderr
+    assert "starting" not in done.stderr
