@@ -167,11 +167,15 @@ def _table(ratios: pd.DataFrame) -> str:
     for place, line in enumerate(ratios.itertuples(), start=1):
         verdict = {True: "yes", False: "**no**", None: ""}[reached(line)]
         shown = f"{line.ratio:.2f} [{line.ratio_min:.2f}, {line.ratio_max:.2f}]" if line.runs else ""
-        sign = "≥" if line.sense == ">=" else "≤"
-        goal = "none" if pd.isna(line.goal) else f"{sign} {line.goal:.3g}"
-        body.append([place, line.what, line.against, shown, goal, verdict, line.runs])
+        body.append([place, line.what, line.against, shown, _goal(line), verdict, line.runs])
     header = ["", "what", "against", "ratio [range]", "goal", "reached", "runs"]
     return tabulate(body, header, tablefmt="pipe", disable_numparse=True)
+
+
+def _goal(line: Any) -> str:
+    if pd.isna(line.goal):
+        return "none"
+    return f"{'≥' if line.sense == '>=' else '≤'} {line.goal:.3g}"
 
 
 def _profile(frame: pd.DataFrame) -> list[str]:
