@@ -83,7 +83,7 @@ RANGES: list[tuple[str, Callable[[float], bool], str]] = [
 
 #: Models trained from random initialisation beside pruned ones.
 ALONE = ("scratch", "lite1", "lite2")
-CONTROLS = ("control", *ALONE)
+CONTROLS = ("control", "ght", *ALONE)
 
 
 def scope_of(cfg: Config) -> tuple[str, ...]:
@@ -268,6 +268,8 @@ def _groups(cfg: Config, verb: str) -> Iterator[Problem]:
     gha, heads, layers = cfg.method.gha, cfg.model.heads, layers_in_scope(cfg)
     rival = cfg.prune.rivals.get("gha")
     if cfg.method.name != "gha" and rival is None:
+        if "ght" in cfg.prune.controls:
+            yield "prune.controls", f"prune.controls: ght belongs to method gha; leave it out with {cfg.method.name}"
         return
     for name in ("groups", "vote_groups"):
         if (count := getattr(gha, name)) is not None and count > heads:

@@ -175,7 +175,7 @@ class PruneConfig:
     warmup: int = MISSING  # the warm-up restarts
     batch_tokens: int | None = None  # of the continuation; default: as the base's
     schedule: str = "inverse_sqrt"  # inverse_sqrt | constant: one curve for all targets, whenever they branch off
-    controls: list[str] = field(default_factory=lambda: ["control"])  # control | scratch | lite1 | lite2
+    controls: list[str] = field(default_factory=lambda: ["control"])  # control | ght | scratch | lite1 | lite2
     rivals: dict[str, list[int]] = field(default_factory=dict)  # method -> targets, on equal updates
     untuned: bool = False  # a row of every pruned model before its fine-tuning too; costs its translations
 

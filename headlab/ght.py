@@ -8,6 +8,7 @@ start=base     base → select (constraint on the base's weights) → vote → p
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -83,14 +84,24 @@ class GroupedStages(PruningStages):
         gha = self.cfg.method.gha
         return self.ght(target) if (gha.constraint, gha.vote) == ("first", "per_group") else None
 
-    def variant(self, method: str, target: int | None, unpruned: bool = False, tuned: bool = True) -> str:
-        """The label of a row: that of the command, and what of ``gha`` differs from the paper's case."""
+    def trained_on(self, target: int | None, points: Collection[int]) -> dict[int, Path]:
+        """The control of the vote: :meth:`before` trained on as what is cut from it, with all its heads."""
+        ght = self.before(target)
+        return {} if ght is None else self._own().control(ght, points)
+
+    def variant(
+        self, method: str, target: int | None, unpruned: bool = False, tuned: bool = True, updates: int = 0
+    ) -> str:
+        """The label of a row: that of the command, and what of ``gha`` differs from the paper's case.
+
+        ``unpruned`` is for :meth:`before`, ``updates`` how far that was trained on.
+        """
         gha = self.cfg.method.gha
         label = "-".join(part for part in (label_of(self.cfg), "" if tuned else "untuned") if part)
         if method != "gha":
             return label
         groups, voting = groups_of(self.cfg, target)
-        parts = [f"ght-c{groups}" if unpruned else ""]
+        parts = [f"ght-c{groups}" if unpruned else "", f"u{updates}" if updates else ""]
         parts += ["from-base" if gha.start == "base" else "", "lite" if gha.lite else ""]
         parts += [f"vote-c{voting}" if voting != groups and not unpruned else ""]
         return "-".join(part for part in dict.fromkeys([*parts, label]) if part)

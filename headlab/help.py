@@ -91,7 +91,7 @@ it against an unpruned control of equal updates and write rows, tables and figur
   --method NAME       how heads get their scores: l0 (default), gha, dsp; without training: gradient, confidence,
                       lrp, magnitude, random, leave-one-out (slow)
   --scope KIND,...    which heads may go: enc-self (default; of gha and dsp all), dec-self, enc-dec
-  --controls C,...    models to compare with: control (default), scratch, lite1, lite2
+  --controls C,...    models to compare with: control (default), ght, scratch, lite1, lite2
   --seeds N,N,...     several seeds side by side; tables have their means and standard deviations
   --base RUN          start from the base of this run directory instead of training one
   --experiment NAME   a whole setting that fills results/NAME: en_ru, ght, smoke, ...

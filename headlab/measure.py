@@ -62,7 +62,7 @@ class Measure:
             kept_enc_self=layout.count(["enc-self"]), kept_dec_self=layout.count(["dec-self"]),
             kept_enc_dec=layout.count(["enc-dec"]), layout=str(layout),
             **scores, **speed, **self._size(shape, layout), **self._trained(folder, spent), run=str(folder),
-            paper_bleu=paper_bleu(langs, scope, method, variant, layout),
+            paper_bleu=paper_bleu(cfg.data.name, langs, scope, method, variant, layout),
         )  # fmt: skip
         if control is not None:
             self.scores(control)

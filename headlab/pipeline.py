@@ -83,9 +83,11 @@ def _measured(stages: GroupedStages, machine: Machine, base: RunDir, plan: Plan)
     runs = {(name, target): stages.pruned(base, name, plan.targets, target) for name, target in plan.wanted}
     untuned = {key: stages.untuned(base, key[0], plan.targets, key[1]) for key in runs} if plan.untuned else {}
     grouped = {key: ght for key in runs if key[0] == "gha" and (ght := stages.before(key[1])) is not None}
+    on = {key: stages.trained_on(key[1], plan.on(key[1])) for key in grouped if plan.trained_on}
     alone = {key: plan.trained_alone(stages, base, *key) for key in plan.alone}
     models = [base, *runs.values(), *grouped.values(), *alone.values()]
-    folders = list(dict.fromkeys([*(run.path for run in models), *control.values()]))
+    controls = [*control.values(), *(folder for found in on.values() for folder in found.values())]
+    folders = list(dict.fromkeys([*(run.path for run in models), *controls]))
     measure = Measure(cfg, machine, stages.data(), base)
     scoring = replace(measure, machine=stages.machine)
     translated = [*folders, *(run.path for run in untuned.values())]  # whose speed is that of the tuned ones
@@ -107,6 +109,10 @@ def _measured(stages: GroupedStages, machine: Machine, base: RunDir, plan: Plan)
             ght, label = grouped[name, target], stages.variant(name, target, unpruned=True)
             spent = Spent(seconds=stages.seconds(ght.path))
             rows.append(measure.row(ght.path, name, label, None, spent, base.path, "base"))
+            for stop, folder in on.get((name, target), {}).items():
+                label = stages.variant(name, target, unpruned=True, updates=stop)
+                spent = Spent(finetune=stop, seconds=stages.seconds(ght.path) + stages.seconds(folder.parent))
+                rows.append(measure.row(folder, name, label, None, spent, *against))
         spent = stages.spent(base, name, plan.targets, target, run)
         tuned = measure.row(run.path, name, stages.variant(name, target), target, spent, *against)
         rows.append(tuned)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 
 from headlab.checks import ALONE, targets_of
 from headlab.config import Config
@@ -20,13 +20,15 @@ class Plan:
     """The models of one command.
 
     ``updates`` after the base by target (None: as many heads as a fixed penalty leaves open), ``wanted`` the pruned
-    models (method, target), ``alone`` the models trained from random initialisation beside them (kind, target).
+    models (method, target), ``alone`` the models trained from random initialisation beside them (kind, target);
+    ``trained_on`` asks for group-constrained models of as many updates as what is cut from them.
     """
 
     targets: list[int]
     updates: dict[int | None, int]
     wanted: list[tuple[str, int | None]]
     control: bool
+    trained_on: bool
     alone: list[tuple[str, int | None]]
     method: str
     base_updates: int
@@ -43,11 +45,11 @@ class Plan:
         own: list[tuple[str, int | None]] = [(method, target) for target in updates]
         beside = [(rival, target) for rival, counts in cfg.prune.rivals.items() for target in counts]
         rivals = [(rival, target) for rival, target in beside if rival not in ALONE]
-        kinds = [kind for kind in cfg.prune.controls if kind != "control"]
+        kinds = [kind for kind in cfg.prune.controls if kind in ALONE]
         everywhere = [(kind, target) for target in updates for kind in kinds]
         alone = list(dict.fromkeys([*everywhere, *((kind, t) for kind, t in beside if kind in ALONE)]))
-        control = "control" in cfg.prune.controls
-        return cls(targets, updates, [*own, *rivals], control, alone, method, cfg.optim.updates, cfg.prune.untuned)
+        control, on = ("control" in cfg.prune.controls), ("ght" in cfg.prune.controls)
+        return cls(targets, updates, [*own, *rivals], control, on, alone, method, cfg.optim.updates, cfg.prune.untuned)
 
     def left(self, seeds: Sequence[GroupedStages], bases: Sequence[GroupedStages]) -> dict[str, Task]:
         """What of :meth:`training_of` is not finished: for the rest no process has to begin."""
@@ -81,6 +83,10 @@ class Plan:
                 tasks[name + seed] = replace(task, needs=(*first, *(other + seed for other in task.needs)))
         return tasks
 
+    def on(self, target: int | None) -> list[int]:
+        """For how many updates the group-constrained model of ``target`` is trained on."""
+        return [self.updates[target]] if self.trained_on else []
+
     def kinds_alone(self, target: int | None) -> list[str]:
         """The kinds of models that are trained from random initialisation beside the one of ``target``."""
         return [kind for kind, other in self.alone if other == target]
@@ -108,7 +114,7 @@ class Plan:
             tasks[f"{kind} {target}"] = Task(self.trained_alone, arguments, (f"{self.method} {target}",))
         for name, target in self.wanted:
             own = f"{name} {target}"
-            function = _grouped if name == "gha" else _pruned
+            function = partial(_grouped, points=self.on(target)) if name == "gha" else _pruned
             tasks[own] = Task(function, (stages, base, name, self.targets, target), before.get(name, ()))
             if name == "gha":  # its models share trainings and votes
                 before[name] = (own,)
@@ -130,8 +136,12 @@ def _untuned(stages: GroupedStages, base: RunDir, method: str, targets: list[int
     stages.untuned(base, method, targets, target)
 
 
-def _grouped(stages: GroupedStages, base: RunDir, method: str, targets: list[int], target: int | None) -> None:
+def _grouped(
+    stages: GroupedStages, base: RunDir, method: str, targets: list[int], target: int | None, points: list[int]
+) -> None:
     stages.pruned(base, method, targets, target)
     if target is not None:
         stages.before(target)
         stages.base_votes(base, target)
+    if points:
+        stages.trained_on(target, points)

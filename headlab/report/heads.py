@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import pandas as pd
@@ -95,10 +97,24 @@ def layers(rows: pd.DataFrame) -> Iterator[tuple[str, int, pd.DataFrame]]:
             yield kind, int(layer), heads  # type: ignore[arg-type] # pandas' groups may be named by anything
 
 
+def _alike(rows: pd.DataFrame) -> dict[str, float | None]:
+    """Mean cosine of two heads of a layer within groups and between them; None where there are no such pairs."""
+    found: dict[str, list[float]] = {"within groups": [], "between groups": []}
+    for _, _, heads in layers(rows):
+        alike = [[float(value) for value in row.split()] for row in heads["cosines"]]
+        for (i, one), (j, other) in combinations(enumerate(heads["group"]), 2):
+            found["within groups" if one == other else "between groups"].append(alike[i][j])
+    return {place: mean(values) if values else None for place, values in found.items()}
+
+
 def votes_text(frame: pd.DataFrame, experiment: str) -> Iterable[str]:
-    """Lines of Markdown: per vote and layer the groups with the votes of their heads; those that stay are bold."""
+    """Lines of Markdown: per vote and layer the groups with the votes of their heads; those that stay are bold.
+
+    Beside the name of a vote: the mean cosine of two heads of one group and of two groups, over all layers.
+    """
     for name, rows in polls(frame[frame["experiment"] == experiment]):
-        yield f"- {name}"
+        told = [f"{place} {value:.2f}" for place, value in _alike(rows).items() if value is not None]
+        yield f"- {name}" + (f" (mean cosine {', '.join(told)})" if told else "")
         for kind, layer, heads in layers(rows):
             groups = [
                 " ".join(

@@ -117,7 +117,8 @@ def _notes(models: list[Model]) -> list[str]:
     if any(model.variant.startswith("ght") for model in models):
         notes.append(
             "ght-cC: trained with the group constraint, C groups a layer, all heads; compared with the base, which had"
-            " as many updates."
+            " as many updates. ght-cC-uN: that one trained on for N updates without the constraint, as what was cut"
+            " from it; compared with the control."
         )
     if any(model.mean("flops") for model in models):
         notes.append(

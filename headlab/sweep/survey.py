@@ -55,6 +55,8 @@ class Survey(GroupedStages):
             except (UserError, OSError):  # needs the file of a stage before it, which is yet to be made
                 updates = self.cfg.prune.finetune_updates if self.trains(name) else plan.updates[target]
                 self._guess("pruned", f"{name}-{target}", updates, base=False)
+            if name == "gha" and plan.trained_on:
+                self.trained_on(target, plan.on(target))
         for kind, target in plan.alone:
             try:
                 run = self.pruned(base, plan.method, plan.targets, target)

@@ -14,13 +14,17 @@ from tabulate import tabulate
 from headlab.report.store import Table
 from headlab.runs import atomic_write, read_json
 
-#: The rows of ratios.csv, in their order: the name on the command line, what is measured, against what, the goal.
-ROWS: dict[str, tuple[str, str, float, str]] = {
+#: The rows of ratios.csv, in their order: the name on the command line, what is measured, against what, the goal
+#: (None: there is none).
+ROWS: dict[str, tuple[str, str, float | None, str]] = {
     "train": ("training, target tokens/s, default precision", "fairseq-train (fp32)", 2.0, ">="),
     "train-fp32": ("training, target tokens/s, fp32 and Adam on both sides", "fairseq-train (fp32)", 1.4, ">="),
     "batching": ("own batching, same tokens per update", "stock batching", 1.05, ">="),
     "gates-enc": ("training with L0 gates on the encoder's heads", "headlab without gates", 0.95, ">="),
     "gates-all": ("training with L0 gates on all heads", "headlab without gates", 0.9, ">="),
+    "gha-v": ("training with the group constraint on V in all layers", "headlab without constraint", 0.85, ">="),
+    "gha-o": ("training with the group constraint on O in all layers", "headlab without constraint", 0.85, ">="),
+    "gha-a": ("training with the group constraint on A in all layers", "headlab without constraint", None, ">="),
     "frozen": ("selection update, decoder frozen", "headlab's full update", 1.15, ">="),
     "translate": ("beam-5 translation of the test set, unpruned", "fairseq-generate", 2.0, ">="),
     "pruned": ("beam-5 translation of the test set, a quarter of all heads kept", "headlab unpruned", 1.1, ">="),
@@ -46,7 +50,7 @@ class Ratio:
     ratio: float | None
     ratio_min: float | None
     ratio_max: float | None
-    goal: float
+    goal: float | None
     sense: str  # >= or <=
     runs: int
     note: str
@@ -88,8 +92,8 @@ def ratio(row: str, ratios: Sequence[float], note: str) -> Ratio:
 
 
 def reached(line: Any) -> bool | None:
-    """Whether a line's median is on the right side of its goal; None where nothing was measured."""
-    if line.ratio is None or pd.isna(line.ratio):
+    """Whether a line's median is on the right side of its goal; None where nothing was measured or there is no goal."""
+    if pd.isna(line.ratio) or pd.isna(line.goal):
         return None
     return bool(line.ratio >= line.goal if line.sense == ">=" else line.ratio <= line.goal)
 
@@ -162,11 +166,16 @@ def _table(ratios: pd.DataFrame) -> str:
     body = []
     for place, line in enumerate(ratios.itertuples(), start=1):
         verdict = {True: "yes", False: "**no**", None: ""}[reached(line)]
-        shown = f"{line.ratio:.2f} [{line.ratio_min:.2f}, {line.ratio_max:.2f}]" if verdict else ""
-        sign = "≥" if line.sense == ">=" else "≤"
-        body.append([place, line.what, line.against, shown, f"{sign} {line.goal:.3g}", verdict, line.runs])
+        shown = f"{line.ratio:.2f} [{line.ratio_min:.2f}, {line.ratio_max:.2f}]" if line.runs else ""
+        body.append([place, line.what, line.against, shown, _goal(line), verdict, line.runs])
     header = ["", "what", "against", "ratio [range]", "goal", "reached", "runs"]
     return tabulate(body, header, tablefmt="pipe", disable_numparse=True)
+
+
+def _goal(line: Any) -> str:
+    if pd.isna(line.goal):
+        return "none"
+    return f"{'≥' if line.sense == '>=' else '≤'} {line.goal:.3g}"
 
 
 def _profile(frame: pd.DataFrame) -> list[str]:

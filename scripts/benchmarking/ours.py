@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from headlab.attention.heads import KINDS, Layout
+from headlab.checks import groups_of
 from headlab.config import Config, ModelConfig, ScoreConfig
 from headlab.corpora import Pieces
 from headlab.fairseq_plugin.generation import Translator
@@ -17,6 +18,8 @@ from headlab.fairseq_plugin.model import HeadlabTransformer, build_model, freeze
 from headlab.fairseq_plugin.modelfiles import load_model
 from headlab.fairseq_plugin.setup import Corpus, Machine, load_task
 from headlab.fairseq_plugin.training import Job, Span, Training
+from headlab.methods.base import Method
+from headlab.methods.gha import GHA
 from headlab.methods.l0 import L0
 
 from .turns import Turn
@@ -28,12 +31,13 @@ NEVER = 10**9
 
 def train(
     turn: Turn, cfg: Config, machine: Machine, corpus: Corpus, updates: int, gates: tuple[str, ...] = (),
-    frozen: bool = False,
+    frozen: bool = False, grouped: str | None = None,
 ) -> None:  # fmt: skip
     """headlab's training in windows of ``updates`` updates; the unit is a target token.
 
     ``gates`` are the kinds of attention that get L0 gates, steered as in a real selection; with ``frozen`` the
-    decoder is not trained. Validation and checkpoints are off, as on the other side.
+    decoder is not trained; ``grouped`` is the feature map by which all heads are under the group constraint.
+    Validation and checkpoints are off, as on the other side.
     """
     stop_between_windows(turn, updates)
     task = load_task(corpus, machine)
@@ -41,8 +45,11 @@ def train(
     model = build_model(cfg.model, task.source_dictionary, task.target_dictionary)
     if frozen:
         freeze_decoder(model)
-    method = None
-    if gates:
+    method: Method | None = None
+    if grouped is not None:
+        method = GHA(replace(cfg.method.gha, map=grouped), groups_of(cfg, None)[0], cfg.seed)
+        method.attach(model, KINDS)
+    elif gates:
         # half of the heads, at the pace of a selection
         method = L0(cfg.method.l0, [model.layout().count(gates) // 2], cfg.prune.selection_updates)
         method.attach(model, gates)

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 
 from headlab.attention.heads import KINDS, Layout
+from headlab.checks import groups_of, layers_in_scope
 from headlab.config import Config, ModelConfig
 from headlab.corpora import Pieces
 from headlab.errors import RunError, UserError
@@ -19,7 +20,7 @@ from headlab.pruning import PruningStages
 from headlab.runs import RunDir
 
 from . import commands, ours, recorded, same, stock
-from .document import Ratio, most_time, ratio
+from .document import Ratio, most_time, ratio, reached
 from .padding import paddings
 from .turns import Program, Stage, Window
 
@@ -88,13 +89,13 @@ class Benchmark:
 
     def train(
         self, updates: int, precision: str = "fp32", gates: tuple[str, ...] = (), frozen: bool = False,
-        algorithm: str | None = None,
+        algorithm: str | None = None, grouped: str | None = None,
     ) -> Program:  # fmt: skip
         """headlab's training, with the optimiser of the configuration or with ``algorithm``."""
         machine = replace(self.machine, precision=precision)
         optim = replace(self.cfg.optim, algorithm=algorithm or self.cfg.optim.algorithm)
         cfg = replace(self.cfg, optim=optim)
-        return Program("headlab train", ours.train, (cfg, machine, self.corpus, updates, gates, frozen))
+        return Program("headlab train", ours.train, (cfg, machine, self.corpus, updates, gates, frozen, grouped))
 
     def stock_translate(self) -> Program:
         """``fairseq-generate``."""
@@ -161,7 +162,7 @@ class Benchmark:
         share, best = paddings(self.corpus, self.machine, self.cfg.optim)
         note = (
             f"not built: of the stock batches of {self.cfg.optim.batch_tokens} tokens {share.both:.1%} is padding "
-            f"(source {share.source:.1%}, target {share.target:.1%}), ; sorted by both "
+            f"(source {share.source:.1%}, target {share.target:.1%}); sorted by both "
             f"lengths they would have {best.both:.1%}, a gain of {(1 - best.both) / (1 - share.both):.3f}x"
         )
         return ratio("batching", [], note)
@@ -177,6 +178,21 @@ class Benchmark:
         heads = Layout.full(shape.encoder_layers, shape.decoder_layers, shape.heads).total(kinds)
         gated = self.train(self.updates, self.machine.precision, kinds)
         return self._rates(row, gated, self.train(self.updates, self.machine.precision), f"{heads} gates")
+
+    def _gha_v(self) -> Ratio:
+        return self._gha("V")
+
+    def _gha_o(self) -> Ratio:
+        return self._gha("O")
+
+    def _gha_a(self) -> Ratio:
+        return self._gha("A")
+
+    def _gha(self, feature_map: str) -> Ratio:
+        grouped = self.train(self.updates, self.machine.precision, grouped=feature_map)
+        note = f"{groups_of(self.cfg, None)[0]} groups in each of {layers_in_scope(self.cfg)} layers"
+        plain = self.train(self.updates, self.machine.precision)
+        return self._rates(f"gha-{feature_map.lower()}", grouped, plain, note)
 
     def _frozen(self) -> Ratio:
         frozen = self.train(self.updates, self.machine.precision, ("enc-self",), frozen=True)
@@ -196,7 +212,7 @@ class Benchmark:
         medians = [statistics.median(pair[side] for pair in rates) for side in (0, 1)]
         told = f"{medians[0]:.4g} and {medians[1]:.4g} {unit}"
         line = ratio(row, [a / b for a, b in rates], "; ".join(filter(None, [told, note])))
-        if line.ratio is not None and line.ratio < line.goal and (most := most_time(self.out, program)):
+        if reached(line) is False and (most := most_time(self.out, program)):
             line.note += f"; most of the time: {most}"
         return line
 

@@ -11,14 +11,16 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from benchmarking import same
+from benchmarking import ours, same
 from benchmarking.document import RATIOS, ROWS
 from benchmarking.turns import Window
+from fairseq.trainer import Trainer
 
 from headlab.compose import compose
 from headlab.errors import RunError
 from headlab.fairseq_plugin.components import TranslationLoss
 from headlab.fairseq_plugin.setup import Corpus, Machine
+from headlab.methods.gha import GHA
 
 from .conftest import SMALL
 from .runner import Headlab
@@ -26,7 +28,7 @@ from .runner import Headlab
 pytestmark = pytest.mark.integration
 
 REPOSITORY = Path(__file__).parents[2]
-MEASURED = ("train-fp32", "gates-all", "translate", "pruned", "paper-speed", "memory")
+MEASURED = ("train-fp32", "gates-all", "gha-a", "translate", "pruned", "paper-speed", "memory")
 
 
 def benchmark(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -62,6 +64,7 @@ def test_rows_are_measured_and_written(folder):
     for name in ("curve", "reproduce", "again"):
         assert ratios.loc[ROWS[name][0]].ratio > 0, ratios.loc[ROWS[name][0]].note
     assert "25 of 25 translations are the same" in ratios.loc[ROWS["translate"][0]].note
+    assert "2 groups in each of 6 layers" in ratios.loc[ROWS["gha-a"][0]].note
     assert "6 of 24 heads" in ratios.loc[ROWS["pruned"][0]].note
     record = json.loads((out / "manifest.json").read_text())
     assert record["rows"].keys() == set(rows.split(","))
@@ -89,6 +92,32 @@ class Alone:
 
     def done(self, units: int, **found: float) -> None:
         self.found: Window = found
+
+
+class Once(Alone):
+    """A turn for one window."""
+
+    def wait(self) -> None:
+        if hasattr(self, "found"):
+            raise SystemExit
+
+
+def test_the_constraint_is_on_all_layers_in_every_update_that_is_timed(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(Trainer, "train_step", Trainer.train_step)  # which is replaced for the windows
+    (data,) = Path("runs/data").iterdir()
+    found, loss = [], GHA.loss
+
+    def counted(method, ntokens):
+        value = loss(method, ntokens)
+        found.append((method.cfg.map, method.groups, len(method.last), bool(value)))
+        return value
+
+    monkeypatch.setattr(GHA, "loss", counted)
+    cfg = compose([*SMALL, "prune.target=1"])
+    with pytest.raises(SystemExit):
+        ours.train(Once(), cfg, Machine("cpu", "fp32", 1), Corpus(data / "bin", "xx", "yy"), 2, grouped="O")
+    assert found == [("O", 2, 6, True)] * 2
 
 
 def test_a_loss_that_is_not_fairseqs_is_noticed(folder, monkeypatch, tmp_path):

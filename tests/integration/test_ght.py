@@ -19,6 +19,7 @@ from .runner import Done, Headlab
 
 pytestmark = pytest.mark.integration
 
+TABLE = ("prune", "--targets", "12,11", "prune.rivals={l0: [12]}", "--controls", "control,ght,lite2")
 QUICK = ("optim.updates=16", "optim.checkpoint_every=4", "--controls", "")
 
 
@@ -65,7 +66,7 @@ def table(headlab: Headlab) -> pd.DataFrame:
     finished(headlab("train"))
     trained = rows(headlab, "adhoc/digits-tiny")
     assert [(row.method, row.variant, row.heads_kept) for _, row in trained.iterrows()] == [("gha", "ght-c2", 24)]
-    finished(headlab("prune", "--targets", "12,11", "prune.rivals={l0: [12]}", "--controls", "control,lite2"))
+    finished(headlab(*TABLE))
     return rows(headlab, "adhoc/digits-tiny")
 
 
@@ -73,7 +74,8 @@ def test_rows_of_groups_and_gates_stand_in_one_table(headlab, table):
     found = {(row.method, row.variant, row.target): row for _, row in table.fillna({"target": 0}).iterrows()}
     assert set(found) == {
         ("none", "base", 0), ("none", "control-u7", 0), ("none", "control-u11", 0), ("none", "lite2", 12),
-        ("none", "lite2", 11), ("gha", "ght-c2", 0), ("gha", "", 12), ("gha", "", 11), ("l0", "", 12),
+        ("none", "lite2", 11), ("gha", "ght-c2", 0), ("gha", "ght-c2-u7", 0), ("gha", "ght-c2-u11", 0),
+        ("gha", "", 12), ("gha", "", 11), ("l0", "", 12),
     }  # fmt: skip
     twelve, eleven, gates = found["gha", "", 12], found["gha", "", 11], found["l0", "", 12]
     assert (twelve.heads_kept, eleven.heads_kept, gates.heads_kept) == (12, 11, 12)
@@ -83,6 +85,19 @@ def test_rows_of_groups_and_gates_stand_in_one_table(headlab, table):
     assert twelve.reference == gates.reference == "control-u7"
     assert found["gha", "ght-c2", 0].reference == "base"  # which had as many updates
     assert twelve.train_seconds > found["gha", "ght-c2", 0].train_seconds
+
+
+def test_the_group_constrained_model_is_trained_on_as_what_is_cut_from_it(headlab, table):
+    row, cut = table[table.variant == "ght-c2-u7"].iloc[0], of_target(table, 12)
+    assert (row.heads_kept, row.reference) == (24, "control-u7")
+    assert (row.updates_base, row.updates_selection, row.updates_finetune) == (40, 0, 7)
+    runs = [(headlab.folder / row.run).parent, headlab.folder / cut.run]
+    identities = [json.loads((run / "identity.json").read_text()) for run in runs]
+    assert identities[0]["base"] == identities[1]["base"] == Path(table[table.variant == "ght-c2"].iloc[0].run).name
+    logs = [(run / "metrics.jsonl").read_text().splitlines() for run in runs]
+    ours, theirs = ([json.loads(line) for line in log] for log in logs)
+    assert [line["lr"] for line in ours] == [line["lr"] for line in theirs]
+    assert not any("method_loss" in line for line in ours)
 
 
 def test_the_eleventh_target_drops_the_fewest_voted_of_the_scope(headlab, table):
@@ -127,7 +142,7 @@ def test_the_log_tells_how_groups_are_set_apart(headlab, table):
 
 def test_a_second_start_finds_everything_finished(headlab, table):
     before = (headlab.folder / "results" / "adhoc" / "digits-tiny" / "heads.csv").read_bytes()
-    done = finished(headlab("prune", "--targets", "12,11", "prune.rivals={l0: [12]}", "--controls", "control,lite2"))
+    done = finished(headlab(*TABLE))
     assert "starting" not in done.stderr
     assert "translating" not in done.stderr
     assert (headlab.folder / "results" / "adhoc" / "digits-tiny" / "heads.csv").read_bytes() == before

@@ -156,6 +156,7 @@ def test_text_is_taken_as_it_stands(tmp_path: Path) -> None:
         (["prune.target=4", "prune.scope=[]"], "the scope is empty"),
         (["prune.target=4", "prune.scope=encoder"], "unknown kind 'encoder'"),
         (["prune.target=4", "prune.controls=scrach"], "unknown 'scrach'"),
+        (["prune.target=4", "prune.controls=ght"], "prune.controls: ght belongs to method gha; leave it out with l0"),
         (["prune.target=4", "model.share_all_embeddings=true"], "decoder is frozen"),
         (["prune.target=4", "model.dim=100"], "model.dim=100: has to be a multiple of model.heads=8"),
         (["prune.target=4", "model.dropout=1"], "model.dropout=1.0: has to be at least 0 and less than 1"),

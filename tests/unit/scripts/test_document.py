@@ -63,7 +63,14 @@ def test_a_profile_says_what_a_window_went_into(tmp_path: Path) -> None:
 
 def test_the_readme_is_made_of_the_files_beside_it(tmp_path: Path) -> None:
     RATIOS.write(
-        tmp_path, [ratio("train", [1.5, 1.9, 1.7], "slow"), ratio("memory", [0.9], ""), ratio("curve", [], "-")]
+        tmp_path,
+        [
+            ratio("train", [1.5, 1.9, 1.7], "slow"),
+            ratio("gha-v", [0.84, 0.85, 0.86], ""),
+            ratio("gha-a", [0.5], ""),
+            ratio("memory", [0.9], ""),
+            ratio("curve", [], "-"),
+        ],
     )
     write_json(tmp_path / "manifest.json", RECORD)
     text = write_readme(tmp_path).read_text(encoding="utf-8")
@@ -71,6 +78,8 @@ def test_the_readme_is_made_of_the_files_beside_it(tmp_path: Path) -> None:
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     assert [each[3:] for each in cells[1:]] == [
         ["1.70 [1.50, 1.90]", "≥ 2", "**no**", "3"],
+        ["0.85 [0.84, 0.86]", "≥ 0.85", "yes", "3"],
+        ["0.50 [0.50, 0.50]", "none", "", "1"],  # measured for information: there is nothing to reach
         ["0.90 [0.90, 0.90]", "≤ 1", "yes", "1"],
         ["", "≤ 1.5", "", "0"],
     ]

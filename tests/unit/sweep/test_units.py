@@ -51,6 +51,14 @@ def test_a_base_and_a_control_are_trained_once_for_all_that_share_them() -> None
     assert counts["method=random seed=1 targets=[1]"] == 4 + 3
 
 
+def test_a_group_constrained_model_that_is_trained_on_is_counted() -> None:
+    counts = [
+        next(unit.updates for unit in units("method=gha", "prune.target=12", controls) if unit.verb == "prune")
+        for controls in ("prune.controls=[control]", "prune.controls=[control,ght]")
+    ]
+    assert counts[1] - counts[0] == 4 + 3  # as many as what is cut from it
+
+
 def test_controls_of_other_scopes_or_rates_are_others_and_trainings_share_nothing() -> None:
     found = units("method=random", "prune.target=2", "prune.scope=[enc-self],[enc-dec]", "prune.lr=0.1,0.2")
     assert [unit.verb for unit in found] == ["base", *["control"] * 4, *["prune"] * 4]
