@@ -38,7 +38,8 @@ def dying_text(models: Sequence[Model]) -> list[str]:
     """What Voita et al. 2019 report, and a sentence per method: whether ``enc-self`` dies first and ``enc-dec`` last.
 
     The kind that dies first is the one of whose heads, as the base has them, the smallest share is left; the last one
-    that of the largest. Means over seeds decide. Random heads die in no order. Empty where there is nothing to tell.
+    that of the largest. Means over seeds decide. Left out are random heads, which die in no order, and counts at which
+    all kinds have lost the same share, as with groups in every layer. Empty where there is nothing to tell.
     """
     base = next((model for model in models if model.role == "base"), None)
     whole = {kind: base.mean(_column(kind)) or 0.0 if base is not None else 0.0 for kind in KINDS}
@@ -46,7 +47,8 @@ def dying_text(models: Sequence[Model]) -> list[str]:
         return []
     by_name: dict[str, list[Model]] = {}
     for model in _of_all_kinds(models):
-        if model.method != "random" and 0 < (model.mean("heads_kept") or 0) < sum(whole.values()):
+        alike = len(_dying("first", _left(model, whole))) == len(KINDS)
+        if model.method != "random" and not alike:
             by_name.setdefault(model.name, []).append(model)
     if not by_name:
         return []
@@ -62,7 +64,7 @@ def _order(kind: str, place: str, models: Sequence[Model], whole: Mapping[str, f
     """At which counts ``kind`` is the ``first`` or the ``last`` to die, and which kinds are at the others."""
     found: dict[bool, list[str]] = {True: [], False: []}
     for model in models:
-        here = _dying(place, {other: (model.mean(_column(other)) or 0.0) / whole[other] for other in KINDS})
+        here = _dying(place, _left(model, whole))
         rows = model.rows.to_dict("records")
         agree = sum(_dying(place, {k: row[_column(k)] / whole[k] for k in KINDS}) == here for row in rows)
         said = [] if here == [kind] else [" and ".join(here)]
@@ -74,6 +76,11 @@ def _order(kind: str, place: str, models: Sequence[Model], whole: Mapping[str, f
         return f"{kind} does not die {place}, at {', '.join(found[False])}{of}"
     also = f", but not at {', '.join(found[False])}" if found[False] else ""
     return f"{kind} dies {place} at {', '.join(found[True])}{also}{of}"
+
+
+def _left(model: Model, whole: Mapping[str, float]) -> dict[str, float]:
+    """By kind the share of heads that is left, a mean over seeds."""
+    return {kind: (model.mean(_column(kind)) or 0.0) / whole[kind] for kind in KINDS}
 
 
 def _dying(place: str, shares: Mapping[str, float]) -> list[str]:

@@ -68,8 +68,11 @@ def test_where_another_kind_dies_first_it_is_named_and_seeds_are_counted(tmp_pat
     )
 
 
-def test_random_heads_and_narrower_scopes_have_no_order(tmp_path):
-    write(tmp_path, pruned("random", 1, "0|0", "01|01", "012|0123"), row("l0", "", 3))
+def test_random_heads_equal_shares_and_narrower_scopes_have_no_order(tmp_path):
+    write(
+        tmp_path, pruned("random", 1, "0|0", "01|01", "012|0123"), pruned("gha", 1, "0|1", "1|1", "0|0"),
+        row("l0", "", 3),
+    )  # fmt: skip
     assert dying_text(read_models(tmp_path)) == []
     assert "l0" not in kept_table(read_models(tmp_path), tmp_path)
 
