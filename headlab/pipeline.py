@@ -100,7 +100,8 @@ def _measured(stages: GroupedStages, machine: Machine, base: RunDir, plan: Plan)
     votes: list[HeadRow] = []
     orders: list[HeadScore] = []
     for updates, folder in sorted(control.items()):
-        seconds = base_seconds + stages.seconds(folder.parent) * updates / max(control)
+        whole = max(read_json(folder.parent / "identity.json")["points"])  # of a control that other cells share too
+        seconds = base_seconds + stages.seconds(folder.parent) * updates / whole
         rows.append(measure.row(folder, "none", f"control-u{updates}", None, Spent(finetune=updates, seconds=seconds)))
     for (name, target), run in runs.items():
         updates = plan.updates[target]

@@ -84,10 +84,12 @@ def read_heads(folder: Path) -> pd.DataFrame | None:
 def polls(frame: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
     """Every vote of heads.csv, with what to call it."""
     several = frame["seed"].nunique() > 1
-    for key, rows in frame.groupby(["method", "variant", "target", "seed"], sort=False):
-        method, variant, target, seed = key
+    scopes = frame["scope"].nunique() > 1
+    for key, rows in frame.groupby(["method", "variant", "scope", "target", "seed"], sort=False):
+        method, variant, scope, target, seed = key
         name = str(variant) if method == "none" else f"{method}, {variant}" if variant else str(method)
-        yield f"{name}, vote for {target}" + (f", seed {seed}" if several else ""), rows
+        within = f" ({scope})" if scopes else ""
+        yield f"{name}{within}, vote for {target}" + (f", seed {seed}" if several else ""), rows
 
 
 def layers(rows: pd.DataFrame) -> Iterator[tuple[str, int, pd.DataFrame]]:

@@ -102,6 +102,11 @@ def read_scores(folder: Path) -> pd.DataFrame | None:
     return frame.assign(name=names + targets)
 
 
+def scored_keys(folder: Path) -> set[tuple[str, ...]]:
+    """Experiment, method, variant, scope and seed of all orderings of head_scores.csv; none where there is no file."""
+    return {(*key[:4], key[5]) for key in _SCORES.keys(folder)}
+
+
 def write_agreements(folder: Path) -> Path | None:
     """Make orderings.csv from head_scores.csv; None where fewer than two methods scored the heads of one base."""
     frame = read_scores(folder)

@@ -79,6 +79,11 @@ def read_resamples(folder: Path) -> dict[Key, Sampled]:
     return found
 
 
+def resampled_keys(folder: Path) -> set[tuple[str, ...]]:
+    """The keys of resamples.csv as they are written; none where there is no such file."""
+    return _RESAMPLES.keys(folder)
+
+
 def key_of(row: Mapping[Any, Any]) -> Key:
     """The key of a row of rows.csv or resamples.csv."""
     target = None if pd.isna(row["target"]) else int(row["target"])

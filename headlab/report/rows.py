@@ -102,6 +102,11 @@ def read_rows(folder: Path) -> pd.DataFrame:
     return _ROWS.read(folder)
 
 
+def row_keys(folder: Path) -> set[tuple[str, ...]]:
+    """The keys of rows.csv as they are written; none where there is no such file."""
+    return _ROWS.keys(folder)
+
+
 def copy_ablated(whole: Path, folder: Path) -> None:
     """Put the rows of the results ``whole`` beside those of its ablations in ``folder``, as ablated.csv.
 

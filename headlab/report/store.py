@@ -70,6 +70,14 @@ class Table:
         kinds = typing.get_type_hints(self.record)
         return pd.DataFrame({name: self._column(path, lines, name, kinds[name]) for name in self.columns})
 
+    def keys(self, folder: Path) -> set[tuple[str, ...]]:
+        """The keys of all records as they are written; none where there is no such file.
+
+        Raises UserError when it is damaged.
+        """
+        path = folder / self.file
+        return {self._key(line) for line in self._read(path)} if path.exists() else set()
+
     def _key(self, line: dict[str, str]) -> tuple[str, ...]:
         return tuple(line[name] for name in self.key)
 

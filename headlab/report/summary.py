@@ -135,8 +135,10 @@ def _resolved(delta: float | None, sd: float | None) -> str:
 def read_models(folder: Path) -> list[Model]:
     """The models of rows.csv in table order: base, methods (random last), scratch, lite, controls; most heads first.
 
+    Where several scopes were pruned, the models of each stand together.
     Over several seeds the interval comes from resamples.csv, which must have all of them and their controls; without
-    it there is none. Their p-values are adjusted for all models of the experiment that have several seeds.
+    it there is none. Their p-values are adjusted for all models of the experiment that have several seeds, those
+    that were fine-tuned and those that were not apart.
     Raises UserError when a file is missing, empty or damaged.
     """
     rows = read_rows(folder)
@@ -158,27 +160,33 @@ def read_models(folder: Path) -> list[Model]:
                 **_from_ablated(seeds, ablated),
             )
         )
-    return sorted(_adjusted(models), key=_order)
+    scopes = {model.scope for model in models if model.role == "pruned"}
+    return sorted(_adjusted(models), key=lambda model: _order(model, apart=len(scopes) > 1))
 
 
 def _adjusted(models: list[Model]) -> list[Model]:
-    """The models with Holm's p-values where there are several seeds, each experiment for itself."""
+    """The models with Holm's p-values where there are several seeds.
+
+    Each experiment is for itself, and in it the models that were not fine-tuned: they are compared with the base.
+    """
     adjusted = list(models)
-    for experiment in {model.experiment for model in models}:
+    for family in {(model.experiment, model.untuned) for model in models}:
         together = {
             place: model.p_value
             for place, model in enumerate(models)
-            if model.experiment == experiment and model.seeds > 1 and model.p_value is not None
+            if (model.experiment, model.untuned) == family and model.seeds > 1 and model.p_value is not None
         }
         for place, p_value in zip(together, holm(list(together.values())), strict=True):
             adjusted[place] = replace(models[place], p_value=p_value)
     return adjusted
 
 
-def _order(model: Model) -> tuple[object, ...]:
+def _order(model: Model, apart: bool) -> tuple[object, ...]:
     role = ("base", "pruned", "scratch", "lite", "control").index(model.role)
     heads = model.target if model.target is not None else model.mean("heads_kept") or 0
-    return model.experiment, role, model.method == "random", model.method, natural(model.variant), model.scope, -heads
+    scope = len(model.scope), model.scope
+    first = (model.experiment, scope) if apart else (model.experiment,)
+    return *first, role, model.method == "random", model.method, natural(model.variant), scope, -heads
 
 
 def _differences(seeds: pd.DataFrame, sampled: Mapping[Key, Sampled]) -> dict[str, float | None]:
@@ -233,6 +241,11 @@ def _paper_delta(seeds: pd.DataFrame, experiment: pd.DataFrame) -> float | None:
     if unpruned.empty or here.empty or seeds["variant"].iloc[0] == "base":
         return None
     return float(here.iloc[0] - unpruned.iloc[0])
+
+
+def signed(value: float) -> str:
+    """A difference as a person reads it."""
+    return f"{value:+.2f}".replace("-", "−").replace("−0.00", "0.00").replace("+0.00", "0.00")
 
 
 def _number(value: object) -> float | None:

@@ -10,8 +10,11 @@ from tabulate import tabulate
 
 from headlab.attention.heads import Layout
 from headlab.report.heads import read_heads, votes_text
+from headlab.report.kinds import dying_text, kept_table
 from headlab.report.orders import passes_text, read_scores
-from headlab.report.summary import MARGIN, Model, read_models
+from headlab.report.resamples import read_resamples
+from headlab.report.rivals import random_text
+from headlab.report.summary import MARGIN, Model, read_models, signed
 from headlab.runs import atomic_write
 
 #: Signs that LaTeX's default fonts lack.
@@ -42,6 +45,8 @@ def _markdown(models: list[Model], folder: Path) -> str:
     scores = read_scores(folder)
     looked = "" if scores is None else passes_text(scores[scores["experiment"] == models[0].experiment])
     notes += [looked] if looked else []
+    shown = [f"- {text}" for text in (*random_text(models, read_resamples(folder)), *dying_text(models))]
+    kept = kept_table(models, folder)
     layouts = [
         f"- {model.name}, {_heads(model)}"
         + (f", seed {seed}" if model.seeds > 1 else "")
@@ -60,7 +65,9 @@ def _markdown(models: list[Model], folder: Path) -> str:
     if told:
         head = "Groups and votes: heads of a group as head:votes, bold where they stay"
         folded += [f"<details><summary>{head}</summary>", "", *told, "", "</details>", ""]
-    return "\n".join([f"**{title}**", "", table, "", *(f"{note}  " for note in notes), "", *folded])
+    found = ["What the rows show:", "", *shown, ""] if shown else []
+    found += [kept, ""] if kept else []
+    return "\n".join([f"**{title}**", "", table, "", *found, *(f"{note}  " for note in notes), "", *folded])
 
 
 def _latex(models: list[Model]) -> str:
@@ -91,11 +98,12 @@ def _notes(models: list[Model]) -> list[str]:
             " else undecided. p: paired bootstrap test; a large p does not show that two models are equal."
         )
     if any(model.seeds > 1 for model in models):
-        together = sum(model.seeds > 1 and model.p_value is not None for model in models)
+        adjusted = [model.untuned for model in models if model.seeds > 1 and model.p_value is not None]
+        apart = f" that were fine-tuned, and for the {sum(adjusted)} untuned ones" if any(adjusted) else ""
         notes.append(
             "n seeds: means over them ± their standard deviation, which is what other seeds would change. The interval"
             " is that of the mean, sentences resampled jointly for all seeds: what another test set would change. p is"
-            f" Holm-adjusted for the {together} models with several seeds."
+            f" Holm-adjusted for the {adjusted.count(False)} models with several seeds{apart}."
         )
         notes.append("Not resolved: a difference of less than two standard deviations of the seeds' differences.")
     if any(model.ablated_delta is not None for model in models):
@@ -131,6 +139,7 @@ def _cells(models: list[Model]) -> tuple[list[str], list[list[str]], list[str]]:
     """Header, lines and alignment; columns without any value are left out."""
     metrics = sorted({name for model in models for name in model.rows["metric"] if name})
     columns: dict[str, tuple[str, Callable[[Model], str]]] = {
+        "scope": ("left", lambda model: _scope(model, models)),
         "model": ("left", lambda model: model.name),
         "heads": ("right", _heads),
         "n": ("right", lambda model: str(model.seeds) if any(m.seeds > 1 for m in models) else ""),
@@ -143,7 +152,7 @@ def _cells(models: list[Model]) -> tuple[list[str], list[list[str]], list[str]]:
         "over seeds": ("left", lambda model: model.resolved),
         "Δ from the whole method": ("left", _ablated),
         "Δ against": ("left", lambda model: "; ".join(dict.fromkeys(r for r in model.rows["reference"] if r))),
-        "paper's Δ": ("right", lambda model: _signed(model.paper_delta)),
+        "paper's Δ": ("right", lambda model: "" if model.paper_delta is None else signed(model.paper_delta)),
         "params (M)": ("right", lambda model: _scaled(model, "params_no_embeddings", 1e6, 2)),
         "FLOPs (M)": ("right", lambda model: _scaled(model, "flops", 1e6, 0)),
         "sentences/s": ("right", lambda model: _scaled(model, "sentences_per_s", 1, 0)),
@@ -155,6 +164,11 @@ def _cells(models: list[Model]) -> tuple[list[str], list[list[str]], list[str]]:
     used = {head: column for head, column in used.items() if any(column[1])}
     lines = [list(line) for line in zip(*(cells for _, cells in used.values()), strict=True)]
     return list(used), lines, [side for side, _ in used.values()]
+
+
+def _scope(model: Model, models: list[Model]) -> str:
+    """The kinds that may lose heads, where that differs between models; the base and its controls have it too."""
+    return " ".join(model.scope) if len({m.scope for m in models if m.role == "pruned"}) > 1 else ""
 
 
 def _heads(model: Model) -> str:
@@ -193,22 +207,18 @@ def _metric(model: Model, name: str) -> str:
 def _delta(model: Model) -> str:
     if model.delta is None:
         return ""
-    text = _signed(model.delta)
+    text = signed(model.delta)
     if model.delta_sd is not None:
         text += f" ± {model.delta_sd:.2f}"
     if model.low is None or model.high is None:
         return text
-    return f"{text} [{_signed(model.low)}, {_signed(model.high)}]"
+    return f"{text} [{signed(model.low)}, {signed(model.high)}]"
 
 
 def _ablated(model: Model) -> str:
     if model.ablated_delta is None:
         return ""
-    return f"{_signed(model.ablated_delta)}, {model.ablation}".rstrip(", ")
-
-
-def _signed(value: float | None) -> str:
-    return "" if value is None else f"{value:+.2f}".replace("-", "−").replace("−0.00", "0.00").replace("+0.00", "0.00")
+    return f"{signed(model.ablated_delta)}, {model.ablation}".rstrip(", ")
 
 
 def _p(value: float | None) -> str:

@@ -69,6 +69,7 @@ def _alone(runs_dir: Path) -> Iterator[Path]:
 def _report(cells: Sequence[Path], cfg: dict[str, Any], started: float) -> None:
     """Table, figures and manifest of every folder of results, once, from what the finished cells wrote."""
     from headlab.pipeline import report
+    from headlab.report.rows import read_rows
 
     folders: dict[Path, list[Path]] = {}
     for cell in cells:
@@ -78,7 +79,13 @@ def _report(cells: Sequence[Path], cfg: dict[str, Any], started: float) -> None:
     for folder, its in folders.items():
         record = manifest(sys.argv[1:], cfg, {}, started, repo if (repo / ".git").exists() else None)
         made = [read_json(cell / "manifest.json") for cell in its if (cell / "manifest.json").is_file()]
-        record["cells"] = [{key: one[key] for key in ("command", "git", "wall_seconds")} for one in made]
-        record["runs"] = {run: what for one in made for run, what in one["runs"].items()}
-        write_json(folder / "manifest.json", record)
+        path = folder / "manifest.json"
+        before = read_json(path) if path.is_file() else {}  # of other parts of the sweep, whose rows are here too
+        cells_made = [{key: one[key] for key in ("command", "git", "wall_seconds")} for one in made]
+        again = [one["command"] for one in cells_made]
+        record["cells"] = [one for one in before.get("cells", []) if one["command"] not in again] + cells_made
+        runs = {**before.get("runs", {}), **{run: what for one in made for run, what in one["runs"].items()}}
+        there = set(read_rows(folder)["run"])
+        record["runs"] = {run: what for run, what in runs.items() if run in there}
+        write_json(path, record)
         report(folder)

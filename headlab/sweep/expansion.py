@@ -22,7 +22,8 @@ def expand(overrides: list[str]) -> tuple[list[Choice], list[str]]:
 
     ``key=a,b``, ``key=choice(a,b)``, ``key=range(1,4)`` and, for a group of files, ``key=glob(en_*)`` are lists, as
     Hydra's override parser reads them; ``key=[a,b]`` is one value. An experiment's own lists (its ``sweep``) come
-    first; a key given here replaces its list, or picks those of its ``cells`` that have this value.
+    first; a key given here replaces its list, or picks those of its ``cells`` that have this value. A value that none
+    of them has is taken by all, but for a group of files: that is refused.
     Raises UserError with all problems.
     """
     given: dict[str, list[str]] = {}
@@ -79,10 +80,11 @@ def _combined(given: Mapping[str, list[str]], sweep: Any) -> list[Choice]:
         if len({entry.get(key) for entry in entries}) > 1:
             wanted = {_meaning(key, text) for text in rest[key]}
             kept = [entry for entry in entries if key in entry and _meaning(key, entry[key]) in wanted]
-            if not kept:
+            if kept:
+                entries, _ = kept, rest.pop(key)
+            elif key in groups():  # a number is another one for all cells, but a method that none has is a mistake
                 there = " ".join(dict.fromkeys(entry[key] for entry in entries if key in entry))
                 raise UserError(f"{key}={','.join(rest[key])}: no cell of the experiment has this; there are {there}")
-            entries, _ = kept, rest.pop(key)
     return [
         {**outer, **entry, **inner}
         for outer in _products(axes)

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
-
-import pandas as pd
 
 from headlab import identities
 from headlab.checks import scope_of
@@ -15,7 +12,9 @@ from headlab.config import Config
 from headlab.fairseq_plugin.setup import Machine
 from headlab.machine import decide, divided, jobs
 from headlab.plan import Plan
-from headlab.report.rows import read_rows
+from headlab.report.orders import scored_keys
+from headlab.report.resamples import resampled_keys
+from headlab.report.rows import row_keys
 from headlab.runs import RunDir, read_json
 from headlab.sweep.cells import Cell
 from headlab.sweep.survey import Stage, Survey
@@ -125,20 +124,20 @@ def arguments(cell: Cell, machine: Machine) -> tuple[str, ...]:
 
 
 def is_finished(folder: Path) -> bool:
-    """Whether a cell is done, rows are where it wrote its own, and the runs that these told of are complete."""
+    """Whether a cell is done, what it tells of its models is in the results, and the runs of these are complete."""
     if not (folder / "DONE").is_file():
         return False
     record = read_json(folder / "rows.json")
-    if not (Path(record["folder"]) / "rows.csv").is_file():
-        return False
-    there = _keys(read_rows(Path(record["folder"])))
-    return all(tuple(key) in there and (Path(run) / "DONE").is_file() for *key, run in record["rows"])
-
-
-def _keys(rows: pd.DataFrame) -> set[tuple[Any, ...]]:
-    targets = [None if pd.isna(target) else int(target) for target in rows["target"]]
-    seeds = [int(seed) for seed in rows["seed"]]
-    return set(zip(rows["method"], rows["variant"], rows["scope"], targets, seeds, strict=True))
+    results = Path(record["folder"])
+    written, sampled = ({key[1:] for key in keys(results)} for keys in (row_keys, resampled_keys))
+    scored = {key[1:] for key in scored_keys(results)}
+    for *values, run in record["rows"]:
+        method, variant, scope, target, seed = key = tuple("" if value is None else str(value) for value in values)
+        cut = method != "none" and target and "untuned" not in variant.split("-")
+        complete = key in written and key in sampled and (not cut or (method, variant, scope, seed) in scored)
+        if not (complete and (Path(run) / "DONE").is_file()):
+            return False
+    return True
 
 
 def _base(bases: dict[str, Unit], cell: Unit, base: RunDir) -> str:

@@ -132,11 +132,31 @@ def test_untuned_groups_stand_beside_the_tuned_ones(headlab):
 
 def test_the_comparison_on_files_of_ones_own(headlab):
     done = headlab(
-        "prune", "experiment=compare_files", "--target", "5", "method=confidence", "optim.updates=16",
-        "prune.selection_updates=2", "prune.finetune_updates=2",
+        "sweep", "experiment=compare_files", "seed=1", "method=l0,random", "prune.targets=[6]", "optim.updates=16",
+        "prune.selection_updates=2", "prune.finetune_updates=2", "launcher.parallel=2",
     )  # fmt: skip
     assert done.code == 0, done.stderr
-    found = read_rows(headlab.folder / "results" / "compare_files")
-    assert set(found.method) == {"none", "confidence"}
-    assert set(found.variant) == {"base", "control-u4", "", "untuned"}
-    assert set(found.heads_total) == {24}
+    folder = headlab.folder / "results" / "compare_files"
+    found = read_rows(folder)
+    everywhere = " ".join(KINDS)
+    models = [
+        ("none", "base"),
+        ("none", "control-u4"),
+        *((name, v) for name in ("l0", "random") for v in ("", "untuned")),
+    ]
+    assert sorted(zip(found.scope, found.method, found.variant, strict=True)) == sorted(
+        (scope, *model) for scope in ("enc-self", everywhere) for model in models
+    )
+    assert set(found[found.method != "none"].heads_kept) == {6}
+    assert set(found[found.variant == ""].reference) == {"control-u4"}
+    controls, bases = (found[found.variant == name].set_index("scope") for name in ("control-u4", "base"))
+    assert list(bases.run.unique()) == [bases.run.iloc[0]]  # one base ...
+    assert controls.run.nunique() == 2  # ... and a control for each scope, whose decoder is frozen or not
+    for _, row in found[found.variant == ""].iterrows():
+        assert row.delta_bleu == pytest.approx(row.bleu - controls.bleu[row.scope])
+    text = (folder / "table.md").read_text()
+    assert "Random heads with fine-tuning are" in text
+    assert "l0: enc-self " in text and "; enc-dec " in text
+    assert {"bleu_vs_heads.png", "untuned.png", "heads.png", "orderings.png", "ranks.png", "manifest.json"} <= {
+        path.name for path in folder.iterdir()
+    }

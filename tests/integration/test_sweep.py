@@ -89,6 +89,12 @@ def test_a_sweep_fails_in_part_is_stopped_and_killed_and_goes_on_each_time(tmp_p
     assert (done.code, done.stderr.count(": finished already")) == (0, 2)
     assert ": started" not in done.stderr
 
+    done = headlab(*SWEEP[:2], "seed=2", *SWEEP[3:])  # a part of it says nothing else of the whole
+    assert (done.code, done.stderr.count(": finished already")) == (0, 1)
+    part = json.loads((folder / "manifest.json").read_text())
+    assert part["runs"] == record["runs"]
+    assert sorted(cell["command"] for cell in part["cells"]) == sorted(cell["command"] for cell in record["cells"])
+
 
 def test_a_part_of_a_sweep_is_what_prune_does(headlab: Headlab, first) -> None:
     done = headlab("prune", "-m", "--targets", "[3,1]", "method=random", "results=swept")

@@ -11,7 +11,8 @@ from matplotlib.colors import to_rgb
 from headlab.attention.heads import KINDS
 from headlab.errors import UserError
 from headlab.report import make_report
-from headlab.report.figures import _STYLE, _heads_figure, write_figures
+from headlab.report.figures import _STYLE, _bleu_figure, write_figures
+from headlab.report.maps import heads_figure
 from headlab.report.rows import write_rows
 from headlab.report.summary import read_models
 
@@ -22,7 +23,8 @@ BLUE, GREY = "#0072B2", "#E6E6E6"
 
 def panels(folder) -> list[np.ndarray]:
     """The pictures [layers, heads, 3] of the head map."""
-    figure = _heads_figure(read_models(folder), folder)
+    figure = heads_figure(read_models(folder), folder)
+    assert figure is not None
     return [np.asarray(ax.images[0].get_array()) for ax in figure.axes if ax.images]
 
 
@@ -63,6 +65,32 @@ def test_a_head_that_half_of_the_seeds_keep_is_paler(tmp_path):
     (picture,) = panels(tmp_path)
     half = (np.array(to_rgb(BLUE)) + to_rgb(GREY)) / 2
     assert np.allclose(picture, [[to_rgb(BLUE), to_rgb(GREY)], [half, half]])
+
+
+def test_scopes_have_panels_of_their_own_with_their_base_and_control(tmp_path):
+    everywhere = " ".join(KINDS)
+    rows = [row("none", "base", None, bleu=20.0), row("none", "base", None, scope=everywhere, bleu=21.0)]
+    for scope, targets, control in (("enc-self", [2], 22.0), (everywhere, [12, 6], 23.0)):
+        rows += [row("l0", "", t, scope=scope, bleu=control - 1, delta_bleu=-1.0) for t in targets]
+    write_rows(tmp_path, rows)
+    narrow, wide = _bleu_figure(read_models(tmp_path)).axes
+    assert (narrow.get_xlabel(), wide.get_xlabel()) == (
+        "heads kept of 8 (enc-self)", "heads kept of 24 (enc-self, dec-self, enc-dec)",
+    )  # fmt: skip
+    lines = [{line.get_label(): list(line.get_ydata()) for line in ax.lines} for ax in (narrow, wide)]
+    assert lines[0] == {"base": [20, 20], "control of l0 (equal updates)": [22, 22], "l0": [21]}
+    assert lines[1] == {"base": [21, 21], "control of l0 (equal updates)": [23, 23], "l0": [22, 22]}
+    (small, *large) = panels(tmp_path)
+    assert small.shape == (2, 4, 3)  # enc-self alone
+    assert [picture.shape for picture in large] == [(8, 4, 3)] * 2
+
+
+def test_many_methods_stand_beside_each_other_in_order(tmp_path):
+    write_rows(tmp_path, [row(f"method{i}", "", 4, bleu=20.0 + i) for i in range(5)])
+    (ax,) = _bleu_figure(read_models(tmp_path)).axes
+    x = [line.get_xdata()[0] for line in ax.lines]
+    assert x == sorted(set(x)) and x[2] == 4
+    assert x[-1] / x[0] < 1.2
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headlab.report import make_report
 from headlab.report.cosines import cosine_figure
-from headlab.report.heads import heads_of, read_heads, votes_text, write_heads
+from headlab.report.heads import heads_of, polls, read_heads, votes_text, write_heads
 from headlab.report.rows import write_rows
 
 from .fixtures import row
@@ -49,6 +49,13 @@ def test_what_is_read_is_what_was_voted(tmp_path):
     assert mine["stays"].tolist() == [0, 1, 0, 1, 1, 0, 0, 0]
     assert mine["cosines"].iloc[2] == "0.1000 0.0000 1.0000 0.8000"
     assert set(frame[frame["method"] == "none"]["stays"]) == {1}  # the base loses no heads
+
+
+def test_votes_for_one_count_in_two_scopes_are_two(tmp_path):
+    wide = row("gha", "", 3, scope="enc-self enc-dec")
+    write_heads(tmp_path, [*heads_of(row("gha", "", 3), 3, VOTES), *heads_of(wide, 3, VOTES)])
+    names = [name for name, rows in polls(read_heads(tmp_path)) if len(rows) == 8]
+    assert names == ["gha (enc-self), vote for 3", "gha (enc-self enc-dec), vote for 3"]
 
 
 def test_the_table_tells_groups_and_votes(tmp_path):

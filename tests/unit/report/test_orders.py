@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.colors import to_rgb
 from scipy.stats import spearmanr
 
 from headlab.report import make_report
+from headlab.report.maps import ranks_figure
 from headlab.report.orders import HeadScore, correlations, passes_text, read_scores, write_agreements, write_scores
 from headlab.report.rows import write_rows
 
@@ -70,11 +73,32 @@ def test_one_method_alone_makes_no_file(tmp_path):
     assert write_agreements(tmp_path) is None
 
 
+def test_the_map_of_an_ordering_shows_the_mean_rank_of_every_head(tmp_path):
+    """Two seeds: of six heads the first is ranked 1 and 6, so 1/6 and 1; the second 6 and 5."""
+    other = [9.0, 8.0, 1.0, 2.0, 3.0, 4.0]
+    write_scores(tmp_path, [*scores("lrp", A), *scores("lrp", other, 2), *scores("gradient", B)])
+    frame = read_scores(tmp_path)
+    assert frame is not None
+    shown = {ax.get_title(): np.asarray(ax.images[0].get_array()) for ax in ranks_figure(frame).axes if ax.images}
+    assert list(shown) == ["gradient", "lrp"]
+    assert shown["lrp"].shape == (2, 3, 3)
+    none, own = np.array(to_rgb("#E6E6E6")), np.array(to_rgb("#0072B2"))
+    for head, rank in ((0, (1 / 6 + 1) / 2), (1, (1 + 5 / 6) / 2)):
+        assert np.allclose(shown["lrp"][0, head], none + rank * (own - none))
+
+
 def test_the_report_has_the_figure_the_file_and_the_passes(tmp_path):
     write_rows(tmp_path, [row("none", "base", None), row("l0", "", 3), row("l0", "untuned", 3)])
     write_scores(tmp_path, [*scores("gradient", A, passes=10), *scores("lrp", B, passes=1), *scores("random", TIES)])
     written = {path.name for path in make_report(tmp_path)}
-    assert {"orderings.csv", "orderings.png", "orderings.pdf", "untuned.png", "bleu_vs_heads.png"} <= written
+    assert {
+        "orderings.csv",
+        "orderings.png",
+        "orderings.pdf",
+        "ranks.png",
+        "untuned.png",
+        "bleu_vs_heads.png",
+    } <= written
     frame = read_scores(tmp_path)
     assert frame is not None
     told = passes_text(frame)

@@ -13,8 +13,9 @@ from .fixtures import experiment, row
 
 
 def cells(folder) -> list[dict[str, str]]:
-    """The lines of table.md by column name."""
-    lines = [line for line in (folder / "table.md").read_text().splitlines() if line.startswith("|")]
+    """The lines of the first table of table.md by column name."""
+    text = (folder / "table.md").read_text()
+    lines = text[text.index("|") :].partition("\n\n")[0].splitlines()
     split = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
     return [dict(zip(split[0], line, strict=True)) for line in split[2:]]
 
@@ -108,6 +109,16 @@ def test_scores_of_different_signatures_are_pointed_out(tmp_path):
 
 def test_all_kinds_in_scope_are_counted_apart(tmp_path):
     assert table(tmp_path, [row("gha", "", 10, scope=" ".join(KINDS))])[0]["heads"] == "10/24 (8+2+0)"
+
+
+def test_scopes_stand_together_each_with_its_base_and_controls(tmp_path):
+    rows = []
+    for scope in (" ".join(KINDS), "enc-self"):
+        rows += [row(method, "", 3, scope=scope) for method in ("random", "lrp")]
+        rows += [row("none", variant, None, scope=scope) for variant in ("control-u9", "base")]
+    found = [(line["scope"], line["model"]) for line in table(tmp_path, rows)]
+    names = ["base", "lrp", "random", "control, 9 updates"]
+    assert found == [(scope, name) for scope in ("enc-self", "enc-self dec-self enc-dec") for name in names]
 
 
 def test_experiments_have_a_table_each(tmp_path):

@@ -97,6 +97,8 @@ def test_the_lists_of_an_experiment_and_what_restricts_them() -> None:
     assert axes == ["optim.lr"]
     assert [cell["optim.lr"] for cell in cells] == ["1", "2"]
     assert short(expand(["experiment=en_ru,smoke", "seed=1"])[0]) == [*one, ("1", None, None, None)]
+    given = ["experiment=en_ru", "seed=1", "prune.targets=[7]", "method=random"]  # that many no cell has: for all
+    assert short(expand(given)[0]) == [("1", "random", "[7]", None)]
     (line,) = wrong("experiment=en_ru", "method=gha")
     assert line == "experiment=en_ru: method=gha: no cell of the experiment has this; there are l0 random"
 
@@ -151,6 +153,12 @@ def test_the_comparison_has_every_method_at_every_target_and_seed() -> None:
             more = [(everywhere, 108)] if method == "l0" else []
             assert found == [(["enc-self"], 10), *((everywhere, target) for target in (72, 36, 18)), *more]
     assert {cell.cfg.results for cell in cells} == {"compare_en_ru"}
+
+
+def test_the_updates_of_the_comparison_can_be_set_for_all_cells() -> None:
+    cells = cells_of("prune", ["experiment=compare_en_ru", "prune.selection_updates=7"])
+    assert {cell.cfg.prune.selection_updates for cell in cells} == {7}
+    assert len(cells) == len(cells_of("prune", ["experiment=compare_en_ru"]))
 
 
 def test_cells_whose_rows_would_replace_each_other_are_told_apart_by_their_variant() -> None:

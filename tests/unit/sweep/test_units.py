@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from headlab.report.orders import HeadScore, write_scores
+from headlab.report.resamples import Resamples, write_resamples
 from headlab.report.rows import Row, write_rows
 from headlab.runs import write_json
 from headlab.sweep.cells import cells_of
@@ -96,7 +98,18 @@ def test_a_cell_is_finished_when_its_rows_and_their_runs_are_there() -> None:
         assert not is_finished(unit.folder)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
+    results = Path("results/x")
+    told = ["random", "", "enc-self", 2, 1], ["none", "base", "enc-self", None, 1]
+    sampled = [Resamples("x", *key, draws="", bleu=1.0, resampled="1.0") for key in told]
+    scored = [HeadScore("x", "random", "", "enc-self", None, 1, "enc-self", 0, 0, 0.5)]
+    assert not is_finished(unit.folder)  # what is missing beside the rows has to be made again
+    write_resamples(results, sampled)
+    assert not is_finished(unit.folder)
+    write_scores(results, scored)
     assert is_finished(unit.folder)
+    (results / "resamples.csv").unlink()
+    assert not is_finished(unit.folder)
+    write_resamples(results, sampled)
     assert [(one.name, one.finished, one.updates) for one in units("method=random", "prune.target=2")] == [
         ("prune", True, 0)
     ]
