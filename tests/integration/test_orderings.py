@@ -132,7 +132,7 @@ def test_untuned_groups_stand_beside_the_tuned_ones(headlab):
 
 def test_the_comparison_on_files_of_ones_own(headlab):
     done = headlab(
-        "sweep", "experiment=compare_files", "seed=1", "method=l0,random", "prune.targets=[6]", "optim.updates=16",
+        "sweep", "experiment=compare_files", "seed=1", "method=l0,random", "prune.targets=[5]", "optim.updates=16",
         "prune.selection_updates=2", "prune.finetune_updates=2", "launcher.parallel=2",
     )  # fmt: skip
     assert done.code == 0, done.stderr
@@ -147,7 +147,7 @@ def test_the_comparison_on_files_of_ones_own(headlab):
     assert sorted(zip(found.scope, found.method, found.variant, strict=True)) == sorted(
         (scope, *model) for scope in ("enc-self", everywhere) for model in models
     )
-    assert set(found[found.method != "none"].heads_kept) == {6}
+    assert set(found[found.method != "none"].heads_kept) == {5}  # which three kinds cannot share equally
     assert set(found[found.variant == ""].reference) == {"control-u4"}
     controls, bases = (found[found.variant == name].set_index("scope") for name in ("control-u4", "base"))
     assert list(bases.run.unique()) == [bases.run.iloc[0]]  # one base ...

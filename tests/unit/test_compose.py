@@ -38,7 +38,8 @@ def test_every_file_of_conf_composes(choice: str, own_text: list[str]) -> None:
     count = 36 if choice == "method=gha" else 1
     target = [] if choice.startswith("experiment=") else [f"prune.target={count}"]
     on_files = choice in ("data=files", "experiment=compare_files") or "=paper/" in choice
-    compose([choice, *target, *(own_text if on_files else [])])
+    verb = "train" if choice == "experiment=ght_tuning" else "prune"
+    compose([choice, *target, *(own_text if on_files else [])], verb)
 
 
 @pytest.mark.parametrize("path", sorted(config_dir().rglob("*.yaml")), ids=lambda path: path.stem)
