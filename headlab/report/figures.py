@@ -202,6 +202,7 @@ def _heads_axis(ax: Axes, pruned: list[Model]) -> None:
     asked = {float(m.target) for m in pruned if m.target is not None}
     targets = sorted(asked | {_of(m, "heads_kept") for m in pruned if m.whole or not asked})
     if any(_of(model, "heads_kept") == 0 for model in pruned):
+        targets = sorted({0.0, *targets})
         ax.set_xscale("symlog", base=2, linthresh=1)
     else:
         ax.set_xscale("log", base=2)
