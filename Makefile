@@ -60,7 +60,7 @@ format: setup  ## format the code and fix what ruff can fix
 smoke: setup  ## the whole pipeline at toy size, under two minutes: results/smoke/
 	$(BIN)/headlab prune experiment=smoke
 
-# EVIDENCE=1: scratch beside 10 heads, three seeds, three fixed penalties; resumable; some 2 hours on two cores, a guess
+# EVIDENCE=1: scratch beside 10 heads, three seeds, three fixed penalties; resumable, in under 3 hours on two cores
 PENALTIES := $(if $(EVIDENCE),0.003 0.005 0.01,$(if $(LAMBDA),0.005))
 ifdef SMOKE
 EN_RU := experiment=smoke
