@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import combinations
 from pathlib import Path
 from statistics import mean
@@ -12,43 +12,51 @@ from typing import Any
 import pandas as pd
 
 from headlab.attention.heads import KINDS, Head, Layout
-from headlab.report.rows import Row
+from headlab.report.rows import ModelKey, Row
 from headlab.report.store import Table, natural
 
 
 @dataclass
-class HeadRow:
-    """One head in one vote. The first nine fields are the key.
+class HeadKey(ModelKey):
+    """What tells the heads of measured models apart."""
+
+    kind: str
+    layer: int
+    head: int
+
+
+#: The columns of a head's key, in order.
+HEAD_KEY = tuple(field.name for field in fields(HeadKey))
+
+
+@dataclass
+class HeadRow(HeadKey):
+    """One head in one vote.
 
     The vote is that of the model of this key, for ``target`` heads; ``method=none`` is the base, whose heads voted
     for comparison and stayed all.
     """
 
-    experiment: str
-    method: str
-    variant: str
-    scope: str
-    target: int | None
-    seed: int
-    kind: str
-    layer: int
-    head: int
     group: int  # over the whole epoch of votes
     votes: int  # batches in which it was nearest to the centre of a group
     stays: int  # 1 or 0
     cosines: str = ""  # with every head of the layer, space-separated
 
 
+def head_order(line: Mapping[str, str]) -> tuple[int, int, int]:
+    """Where the head of a line stands in tables: kind, layer, head."""
+    return KINDS.index(line["kind"]), int(line["layer"]), int(line["head"])
+
+
 def _order(line: Mapping[str, str]) -> tuple[object, ...]:
-    head = KINDS.index(line["kind"]), int(line["layer"]), int(line["head"])
     named = line["method"] != "none", line["method"], natural(line["variant"]), line["scope"]
-    return line["experiment"], *named, natural(line["target"]), natural(line["seed"]), head
+    return line["experiment"], *named, natural(line["target"]), natural(line["seed"]), head_order(line)
 
 
 _HEADS = Table(
     file="heads.csv",
     record=HeadRow,
-    key=("experiment", "method", "variant", "scope", "target", "seed", "kind", "layer", "head"),
+    key=HEAD_KEY,
     sort=_order,
     mend="delete it and run the experiment again",
 )

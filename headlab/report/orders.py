@@ -9,28 +9,20 @@ from pathlib import Path
 
 import pandas as pd
 
-from headlab.attention.heads import KINDS, Head
+from headlab.attention.heads import Head
+from headlab.report.heads import HEAD_KEY, HeadKey, head_order
 from headlab.report.rows import Row
 from headlab.report.store import Table, natural
 
 
 @dataclass
-class HeadScore:
-    """The score of one head; the larger, the more worth keeping. The first nine fields are the key.
+class HeadScore(HeadKey):
+    """The score of one head; the larger, the more worth keeping.
 
     ``target`` is empty for methods that train nothing: they have one order for all targets. ``passes`` is how often
     the valid set was looked at for it.
     """
 
-    experiment: str
-    method: str
-    variant: str
-    scope: str
-    target: int | None
-    seed: int
-    kind: str
-    layer: int
-    head: int
     score: float
     passes: int = 0
 
@@ -52,16 +44,15 @@ class Agreement:
 
 
 def _score_order(line: Mapping[str, str]) -> tuple[object, ...]:
-    head = KINDS.index(line["kind"]), int(line["layer"]), int(line["head"])
     target = -int(line["target"]) if line["target"] else -(10**9)
     named = line["experiment"], line["scope"], natural(line["seed"]), line["method"], natural(line["variant"])
-    return *named, target, head
+    return *named, target, head_order(line)
 
 
 _SCORES = Table(
     file="head_scores.csv",
     record=HeadScore,
-    key=("experiment", "method", "variant", "scope", "target", "seed", "kind", "layer", "head"),
+    key=HEAD_KEY,
     sort=_score_order,
     mend="delete it and run the experiment again",
 )

@@ -12,7 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from headlab.errors import UserError
-from headlab.report.rows import KEY, order
+from headlab.report.rows import KEY, ModelKey, order
 from headlab.report.store import Table
 
 #: What tells rows apart; a target that is missing is None.
@@ -20,19 +20,13 @@ Key = tuple[str, str, str, str, int | None, int]
 
 
 @dataclass
-class Resamples:
-    """What rows.csv does not have of a model. The first six fields are the key of its row.
+class Resamples(ModelKey):
+    """What rows.csv does not have of a model.
 
     The k-th resample is the same sentences for all models of equal ``draws``, whatever their seed: differences of
     two models, and means of them over seeds, can be resampled from these numbers alone.
     """
 
-    experiment: str
-    method: str
-    variant: str
-    scope: str
-    target: int | None
-    seed: int
     draws: str  # which resamples, of which references
     bleu: float  # as in rows.csv
     resampled: str  # BLEU on every resample, space-separated

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import pandas as pd
@@ -11,18 +11,10 @@ import pandas as pd
 from headlab.report.store import Table, natural
 from headlab.runs import atomic_write
 
-#: What tells rows apart.
-KEY = ("experiment", "method", "variant", "scope", "target", "seed")
-
 
 @dataclass
-class Row:
-    """One measured model. The first six fields are the key; what was not measured is None or empty.
-
-    ``method=none`` are models that were not pruned: ``variant`` base, ``control-u<updates>``, scratch (which
-    has a pruned layout from the start), lite1 or lite2 (which are small from the start). A ``variant`` that ends
-    in untuned was pruned and not fine-tuned, and is compared with the base.
-    """
+class ModelKey:
+    """What tells measured models apart; a record in every file that speaks of models begins with it."""
 
     experiment: str
     method: str
@@ -30,6 +22,21 @@ class Row:
     scope: str  # kinds, space-separated
     target: int | None
     seed: int
+
+
+#: The columns of a model's key, in order.
+KEY = tuple(field.name for field in fields(ModelKey))
+
+
+@dataclass
+class Row(ModelKey):
+    """One measured model. What was not measured is None or empty.
+
+    ``method=none`` are models that were not pruned: ``variant`` base, ``control-u<updates>``, scratch (which
+    has a pruned layout from the start), lite1 or lite2 (which are small from the start). A ``variant`` that ends
+    in untuned was pruned and not fine-tuned, and is compared with the base.
+    """
+
     heads_total: int | None = None  # within the scope, before pruning
     heads_kept: int | None = None  # within the scope
     kept_enc_self: int | None = None
