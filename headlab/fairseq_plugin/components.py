@@ -35,7 +35,7 @@ class HeadlabTask(TranslationTask):
         return HeadlabTask, (self.cfg, self.src_dict, self.tgt_dict, self.autocast)
 
     def context(self) -> torch.autocast:
-        """The autocast context of a forward pass; does nothing in full precision."""
+        """The autocast context of a forward pass over given targets; does nothing in full precision."""
         return torch.autocast("cpu", dtype=self.autocast or torch.bfloat16, enabled=self.autocast is not None)
 
     def train_step(
